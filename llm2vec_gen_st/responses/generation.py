@@ -1,0 +1,149 @@
+"""One batch of queries to one batch of responses, through the backbone's own chat format."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+
+from llm2vec_gen_st.backbone import Backbone
+from llm2vec_gen_st.text import TextTokenizer, chat_ids
+
+_REASONING = re.compile(r"<think>.*?</think>", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class GenerationSettings:
+    """How responses are written.
+
+    Args:
+        max_new_tokens: Longest response, in tokens (the paper uses 500).
+        temperature: 0 for greedy responses, otherwise the sampling temperature.
+        top_p: Nucleus sampling mass, used when ``temperature`` is above 0.
+        system: Optional system message; ``None`` keeps the chat template's default.
+        max_query_tokens: Queries are cut to this many tokens.
+        seed: Seed of sampled responses.
+    """
+
+    max_new_tokens: int = 500
+    temperature: float = 0.0
+    top_p: float = 1.0
+    system: str | None = None
+    max_query_tokens: int = 512
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Response:
+    """One response: its text, its length in tokens, and what is wrong with it (``ok`` if nothing is).
+
+    ``flag`` is ``ok``, ``empty``, ``cut_off`` (no end-of-text within ``max_new_tokens``) or ``non_finite``.
+    """
+
+    text: str
+    tokens: int
+    flag: str
+
+
+class _NonFiniteRows(LogitsProcessor):
+    """Remembers which rows ever had a non-finite score, and lets the others go on."""
+
+    def __init__(self) -> None:
+        self.rows: torch.Tensor | None = None
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        bad = ~torch.isfinite(scores).all(dim=-1)
+        self.rows = bad if self.rows is None else self.rows | bad
+        return torch.where(bad[:, None], torch.zeros_like(scores), scores)  # type: ignore[return-value]
+
+
+def end_of_text_ids(backbone: Backbone) -> list[int]:
+    """Token ids at which the LLM's own responses end: those of its generation config and its tokenizer."""
+    found = backbone.llm.generation_config.eos_token_id if backbone.llm.generation_config else None
+    ids = [found] if isinstance(found, int) else list(found or [])
+    if backbone.tokenizer.eos_token_id is not None:
+        ids.append(backbone.tokenizer.eos_token_id)
+    return sorted(set(ids))
+
+
+def without_reasoning(text: str) -> str:
+    """Drop ``<think>`` blocks, whole or broken off, from a response.
+
+    Example:
+        >>> without_reasoning("<think>hm, 2 + 2</think> Four.")
+        'Four.'
+        >>> without_reasoning("first <think>never closed")
+        'first'
+    """
+    text = _REASONING.sub("", text)
+    text = text.rpartition("</think>")[2]
+    return text.partition("<think>")[0].strip()
+
+
+@torch.inference_mode()
+def generate_responses(
+    backbone: Backbone, plain: TextTokenizer, queries: Sequence[str], settings: GenerationSettings, *, seed: int = 0
+) -> list[Response]:
+    """Write the LLM's response to each query of one batch.
+
+    Args:
+        backbone: The causal LLM and its tokenizer.
+        plain: The tokenizer as :class:`~llm2vec_gen_st.text.TextTokenizer`.
+        queries: B queries.
+        settings: Lengths and sampling.
+        seed: Added to the settings' seed, so that each batch samples on its own.
+
+    Returns:
+        B responses, in order.
+    """
+    prompts = [
+        chat_ids(backbone.tokenizer, plain, query, system=settings.system, limit=settings.max_query_tokens)
+        for query in queries
+    ]
+    ends = end_of_text_ids(backbone)
+    pad = ends[0] if ends else 0
+    width = max(len(prompt) for prompt in prompts)
+    device = backbone.llm.get_input_embeddings().weight.device
+    ids = torch.full((len(prompts), width), pad)
+    mask = torch.zeros_like(ids)
+    for row, prompt in enumerate(prompts):
+        ids[row, width - len(prompt) :] = torch.tensor(prompt)
+        mask[row, width - len(prompt) :] = 1
+    config = GenerationConfig(
+        max_new_tokens=settings.max_new_tokens,
+        do_sample=settings.temperature > 0,
+        temperature=settings.temperature if settings.temperature > 0 else None,
+        top_p=settings.top_p if settings.temperature > 0 else None,
+        eos_token_id=ends or None,
+        pad_token_id=pad,
+    )
+    non_finite = _NonFiniteRows()
+    with torch.random.fork_rng(enabled=settings.temperature > 0):
+        torch.manual_seed(settings.seed + seed)
+        generated = backbone.llm.generate(
+            input_ids=ids.to(device),
+            attention_mask=mask.to(device),
+            generation_config=config,
+            logits_processor=LogitsProcessorList([non_finite]),
+        )
+    bad = non_finite.rows.tolist() if non_finite.rows is not None else [False] * len(prompts)
+    return [
+        _response(backbone, row[width:], ends, broken)
+        for row, broken in zip(generated.tolist(), bad, strict=True)
+    ]
+
+
+def _response(backbone: Backbone, ids: list[int], ends: list[int], non_finite: bool) -> Response:
+    end = next((position for position, token in enumerate(ids) if token in ends), None)
+    kept = ids if end is None else ids[:end]
+    text = without_reasoning(str(backbone.tokenizer.decode(kept, skip_special_tokens=True)))
+    if non_finite:
+        flag = "non_finite"
+    elif not text:
+        flag = "empty"
+    else:
+        flag = "cut_off" if end is None else "ok"
+    return Response(text, len(kept), flag)

@@ -1,0 +1,116 @@
+"""Texts to token ids: control tokens stay text, tokenizer state is never touched, long texts are cut early."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerBase
+
+_CHARACTERS_PER_TOKEN = 8
+_PLACEHOLDER = "\ue000the-message\ue000"
+
+
+@dataclass(frozen=True)
+class TokenizedText:
+    """Token ids of one text, and whether the text was longer than the limit."""
+
+    ids: list[int]
+    cut: bool
+
+
+class TextTokenizer:
+    """Thread-safe view of a tokenizer that reads user text as nothing but text.
+
+    The wrapped tokenizer's Rust core is copied once and its settings never change afterwards: no padding, no
+    truncation, and special tokens spelled inside a text are split like any other words. Tokens that the
+    tokenizer itself puts in front (such as a BOS token) are kept.
+
+    Args:
+        tokenizer: A fast Hugging Face tokenizer.
+
+    Raises:
+        TypeError: If the tokenizer has no Rust core.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        core = getattr(tokenizer, "backend_tokenizer", None)
+        if core is None:
+            raise TypeError(
+                f"{type(tokenizer).__name__} has no fast (Rust) implementation; load one with AutoTokenizer "
+                "from a directory that has a tokenizer.json."
+            )
+        self._core = Tokenizer.from_str(core.to_str())
+        self._core.no_padding()
+        self._core.no_truncation()
+        self._core.encode_special_tokens = True
+
+    def ids(self, text: str, limit: int | None = None, *, add_special_tokens: bool = True) -> TokenizedText:
+        """Token ids of one text, at most ``limit`` of them.
+
+        Args:
+            text: Any string; lone surrogates become U+FFFD.
+            limit: Largest number of tokens, or ``None`` for no limit. A text far over the limit is not
+                tokenized to its end.
+            add_special_tokens: Whether the tokenizer's own leading tokens (BOS) are added.
+
+        Returns:
+            The ids and whether anything was cut.
+        """
+        text = _without_lone_surrogates(text)
+        window = len(text) if limit is None else _CHARACTERS_PER_TOKEN * (limit + 1)
+        while True:
+            encoding = self._core.encode(text[:window], add_special_tokens=add_special_tokens)
+            if limit is None or window >= len(text):
+                cut = limit is not None and len(encoding.ids) > limit
+                return TokenizedText(encoding.ids[:limit] if cut else encoding.ids, cut)
+            # The word at the window's edge may be half a word, so only tokens of earlier words are final.
+            last_word = max((word for word in encoding.word_ids if word is not None), default=0)
+            final = sum(1 for word in encoding.word_ids if word is None or word < last_word)
+            if final >= limit:
+                return TokenizedText(encoding.ids[:limit], True)
+            window *= 2
+
+    def batch(self, texts: Sequence[str], limit: int | None = None) -> list[TokenizedText]:
+        """Token ids of several texts, see :meth:`ids`."""
+        return [self.ids(text, limit) for text in texts]
+
+
+def chat_ids(
+    tokenizer: PreTrainedTokenizerBase, plain: TextTokenizer, message: str, *, system: str | None, limit: int
+) -> list[int]:
+    """Token ids of one user message in the tokenizer's chat format, ready for the assistant's answer.
+
+    Template and message are tokenized apart, so that control tokens written inside a message cannot end it.
+
+    Args:
+        tokenizer: Tokenizer with a chat template; without one the message itself is the prompt.
+        plain: Its :class:`TextTokenizer`.
+        message: The user's text.
+        system: Optional system message; ``None`` leaves the template's own default.
+        limit: Largest number of tokens of the message.
+
+    Returns:
+        The prompt's token ids.
+    """
+    message = message.strip()
+    if not tokenizer.chat_template:
+        return plain.ids(message, limit).ids
+    messages = [{"role": "system", "content": system}] if system is not None else []
+    messages.append({"role": "user", "content": _PLACEHOLDER})
+    rendered = tokenizer.apply_chat_template(
+        messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
+    )
+    before, _, after = str(rendered).partition(_PLACEHOLDER)
+    opening = tokenizer(before, add_special_tokens=False)["input_ids"]
+    closing = tokenizer(after, add_special_tokens=False)["input_ids"]
+    return [*opening, *plain.ids(message, limit, add_special_tokens=False).ids, *closing]
+
+
+def _without_lone_surrogates(text: str) -> str:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
