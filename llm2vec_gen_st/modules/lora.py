@@ -1,0 +1,90 @@
+"""LoRA weights on the backbone that belong to the student alone: on for its pass, off for everything else."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from llm2vec_gen_st.extras import require
+
+ADAPTER = "student"
+
+# The LLM is shared, and switching its adapters is a change of state: one pass at a time while adapters exist.
+_switch = threading.RLock()
+
+
+def add_lora(llm: nn.Module, config: Mapping[str, Any]) -> None:
+    """Put LoRA layers into the backbone, switched off.
+
+    Args:
+        llm: The causal LM.
+        config: ``r``, ``lora_alpha``, ``lora_dropout`` and ``target_modules`` of ``peft.LoraConfig``.
+    """
+    peft = require("peft", extra="train", why="a checkpoint with LoRA layers")
+    peft.inject_adapter_in_model(
+        peft.LoraConfig(
+            r=config["r"],
+            lora_alpha=config["lora_alpha"],
+            lora_dropout=config.get("lora_dropout", 0.0),
+            target_modules=list(config["target_modules"]),
+        ),
+        llm,
+        adapter_name=ADAPTER,
+    )
+    _enable(llm, False)
+
+
+def lora_parameters(llm: nn.Module) -> dict[str, nn.Parameter]:
+    """The LoRA matrices inside the backbone.
+
+    Returns:
+        Name, such as ``layers.0.self_attn.q_proj.lora_A``, to parameter.
+    """
+    found: dict[str, nn.Parameter] = {}
+    base = getattr(llm, "base_model", llm)
+    for name, parameter in base.named_parameters():
+        for matrix in ("lora_A", "lora_B"):
+            if f".{matrix}.{ADAPTER}." in name:
+                found[name.split(f".{matrix}.")[0] + f".{matrix}"] = parameter
+    return found
+
+
+def load_lora(llm: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Copy saved LoRA matrices into the backbone's LoRA layers, by the names of :func:`lora_parameters`."""
+    for name, parameter in lora_parameters(llm).items():
+        parameter.data.copy_(tensors[name])
+
+
+@contextmanager
+def lora_enabled(llm: nn.Module, enabled: bool, present: bool) -> Iterator[None]:
+    """Run a block with the student's LoRA layers on or off; does nothing for a backbone without any.
+
+    Args:
+        llm: The causal LM.
+        enabled: Whether the layers take part.
+        present: Whether the backbone has LoRA layers at all.
+    """
+    if not present:
+        yield
+        return
+    with _switch:
+        _enable(llm, enabled)
+        try:
+            yield
+        finally:
+            _enable(llm, False)
+
+
+def _enable(llm: nn.Module, enabled: bool) -> None:
+    tuners = require("peft.tuners.tuners_utils", extra="train", why="a checkpoint with LoRA layers")
+    trainable = {name: parameter.requires_grad for name, parameter in lora_parameters(llm).items()}
+    for module in llm.modules():
+        if isinstance(module, tuners.BaseTunerLayer):
+            module.enable_adapters(enabled)
+    for name, parameter in lora_parameters(llm).items():
+        parameter.requires_grad_(trainable[name])

@@ -1,0 +1,140 @@
+"""The two linear heads: compression states to a soft prompt, to the embedding of the response."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from sentence_transformers.base.modules import Module
+from torch import nn
+from typing_extensions import Self
+
+from llm2vec_gen_st.modules.tensors import load_tensors, save_tensors
+
+WEIGHTS_FILE = "model.safetensors"
+
+
+class ResponseHead(Module):
+    """Project compression states to the soft prompt and on to the response's embedding (paper, section 3).
+
+    ``soft prompt = reconstruction(h)``, ``embedding = mean over n of alignment(soft prompt)``. Both maps are affine,
+    so for the embedding alone they are applied once to the mean of ``h``: the same value for 1/n of the work.
+    Computed in float32 whatever the LLM's dtype.
+
+    Args:
+        hidden_size: Width H of the compression states.
+        embedding_dim: Width D of the embedding (the teacher's), ignored without alignment.
+        reconstruction: Whether MLP_recon (H to H) exists.
+        alignment: Whether MLP_align (H to D) exists; without it D = H.
+
+    Example:
+        >>> head = ResponseHead(hidden_size=8, embedding_dim=4)
+        >>> out = head({"compression_states": torch.zeros(2, 3, 8)})
+        >>> tuple(out["sentence_embedding"].shape)
+        (2, 4)
+    """
+
+    config_keys: list[str] = ["hidden_size", "embedding_dim", "reconstruction", "alignment"]
+
+    def __init__(
+        self, hidden_size: int, embedding_dim: int, *, reconstruction: bool = True, alignment: bool = True
+    ) -> None:
+        super().__init__()
+        self.hidden_size = hidden_size
+        self.embedding_dim = embedding_dim if alignment else hidden_size
+        self.mlp_recon: nn.Linear | None = nn.Linear(hidden_size, hidden_size) if reconstruction else None
+        self.mlp_align: nn.Linear | None = nn.Linear(hidden_size, embedding_dim) if alignment else None
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """The constructor's arguments, as saved."""
+        return {
+            "hidden_size": self.hidden_size,
+            "embedding_dim": self.embedding_dim,
+            "reconstruction": self.mlp_recon is not None,
+            "alignment": self.mlp_align is not None,
+        }
+
+    def soft_prompt(self, states: torch.Tensor) -> torch.Tensor:
+        """MLP_recon of the compression states.
+
+        Args:
+            states: (..., H).
+
+        Returns:
+            (..., H) in float32.
+        """
+        states = states.float()
+        return states if self.mlp_recon is None else _affine(self.mlp_recon, states)
+
+    def align(self, soft_prompt: torch.Tensor) -> torch.Tensor:
+        """MLP_align of a soft prompt, or of its mean.
+
+        Args:
+            soft_prompt: (..., H).
+
+        Returns:
+            (..., D) in float32.
+        """
+        soft_prompt = soft_prompt.float()
+        return soft_prompt if self.mlp_align is None else _affine(self.mlp_align, soft_prompt)
+
+    def folded(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Both heads as one affine map of the mean compression state.
+
+        Returns:
+            Weight (D, H) and bias (D), in float32.
+        """
+        bias = self.align(self.soft_prompt(torch.zeros(self.hidden_size, device=self._device())))
+        basis = torch.eye(self.hidden_size, device=self._device())
+        return (self.align(self.soft_prompt(basis)) - bias).T.contiguous(), bias
+
+    def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        """Add ``sentence_embedding`` (B, D) to the features.
+
+        Args:
+            features: Holds ``compression_states`` (B, n, H).
+            **kwargs: Not used.
+
+        Returns:
+            The features.
+        """
+        states = features["compression_states"].to(self._device()).float()
+        features["sentence_embedding"] = self.align(self.soft_prompt(states.mean(dim=1)))
+        return features
+
+    def get_embedding_dimension(self) -> int:
+        """Width D of the embedding."""
+        return self.embedding_dim
+
+    def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
+        """Write config and weights; always as safetensors."""
+        self.save_config(output_path)
+        save_tensors(Path(output_path) / WEIGHTS_FILE, self.state_dict())
+
+    @classmethod
+    def load(cls, model_name_or_path: str, subfolder: str = "", **kwargs: Any) -> Self:
+        """Read a saved head; see :meth:`sentence_transformers.base.modules.Module.load`.
+
+        Raises:
+            CheckpointError: If the weights file does not hold exactly this head's tensors.
+        """
+        hub = {key: kwargs[key] for key in ("token", "cache_folder", "revision", "local_files_only") if key in kwargs}
+        head = cls(**cls.load_config(model_name_or_path, subfolder=subfolder, **hub))
+        path = cls.load_file_path(model_name_or_path, WEIGHTS_FILE, subfolder=subfolder, **hub)
+        if path is None:
+            raise FileNotFoundError(f"{model_name_or_path}: {subfolder}/{WEIGHTS_FILE} is missing.")
+        head.load_weights(path)
+        return head
+
+    def load_weights(self, path: str | Path) -> None:
+        """Replace the weights by those of a saved head of the same form."""
+        self.load_state_dict(load_tensors(path, {k: tuple(v.shape) for k, v in self.state_dict().items()}))
+
+    def _device(self) -> torch.device | None:
+        return next((parameter.device for parameter in self.parameters()), None)
+
+
+def _affine(layer: nn.Linear, value: torch.Tensor) -> torch.Tensor:
+    bias = None if layer.bias is None else layer.bias.float()
+    return nn.functional.linear(value, layer.weight.float(), bias)

@@ -1,0 +1,45 @@
+"""One warning a call for all texts that were cut, however many batches the call had."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+logger = logging.getLogger(__name__)
+
+_cut: ContextVar[list[int] | None] = ContextVar("cut", default=None)
+
+
+def count_cut(texts: int) -> None:
+    """Note that some texts were cut; outside :func:`warn_once_if_cut` this warns at once."""
+    counter = _cut.get()
+    if counter is not None:
+        counter[0] += texts
+    elif texts:
+        logger.warning("%d texts were longer than the limit and were cut.", texts)
+
+
+@contextmanager
+def warn_once_if_cut(limit: int) -> Iterator[None]:
+    """Collect the counts of a block and warn once at its end.
+
+    Args:
+        limit: Text tokens that are kept, named in the warning.
+    """
+    if _cut.get() is not None:
+        yield
+        return
+    counter = [0]
+    token = _cut.set(counter)
+    try:
+        yield
+    finally:
+        _cut.reset(token)
+        if counter[0]:
+            logger.warning(
+                "%d of the inputs were longer than %d tokens and were cut; raise model.max_seq_length to keep more.",
+                counter[0],
+                limit,
+            )
