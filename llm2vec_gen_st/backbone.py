@@ -104,6 +104,9 @@ def load_backbone(
     """
     kwargs = dict(model_kwargs or {})
     tokenizer_args = dict(tokenizer_kwargs or {})
+    for arguments in (kwargs, tokenizer_args):
+        # Left open, a base model with code of its own would be asked about on stdin.
+        arguments.setdefault("trust_remote_code", False)
     source: str = base_id
     gguf = packaged_smollm2() if base_id == SMOLLM2_ID else None
     if gguf is not None:
@@ -123,8 +126,39 @@ def load_backbone(
             f"Make the model available as a local directory or in the hub cache{hint}."
         ) from error
     llm.requires_grad_(False).eval()
+    if gguf is None and Path(base_id).is_dir():
+        # A checkpoint refers to it from anywhere.
+        base_id = str(Path(base_id).resolve())
     found_revision = getattr(llm.config, "_commit_hash", None) or revision
     return Backbone(llm, tokenizer, BaseReference(base_id, found_revision, fingerprint(llm)))
+
+
+def with_hub_options(
+    options: dict[str, Any] | None,
+    *,
+    token: bool | str | None = None,
+    cache_folder: str | None = None,
+    local_files_only: bool = False,
+    **_: Any,
+) -> dict[str, Any]:
+    """Let the hub options that a checkpoint was asked for with hold for its base model too.
+
+    Args:
+        options: Keyword arguments of transformers' ``from_pretrained``; those given already stay.
+        token: Hub token.
+        cache_folder: Hub cache.
+        local_files_only: Never ask the hub.
+        **_: Options that concern the checkpoint alone, such as its revision.
+
+    Returns:
+        The keyword arguments.
+
+    Example:
+        >>> with_hub_options({"dtype": "auto"}, token="secret", revision="v2")
+        {'token': 'secret', 'dtype': 'auto'}
+    """
+    hub: dict[str, Any] = {"token": token, "cache_dir": cache_folder, "local_files_only": local_files_only or None}
+    return {key: value for key, value in hub.items() if value is not None} | (options or {})
 
 
 def fingerprint(llm: torch.nn.Module) -> str | None:

@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from llm2vec_gen_st.extras import require
 
-def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Write a file beside its place, flush it to disk, then move it there in one step.
 
     Args:
@@ -49,7 +51,7 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     """
     opener = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rt", encoding="utf-8") as handle:
-        for number, line in enumerate(handle, 1):
+        for number, line in _numbered(path, handle):
             if not line.strip():
                 continue
             try:
@@ -59,6 +61,15 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
             if not isinstance(row, dict):
                 raise ValueError(f"{path}, line {number}: expected a JSON object, found {type(row).__name__}.")
             yield row
+
+
+def _numbered(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, str]]:
+    number = 0
+    try:
+        for number, line in enumerate(lines, 1):
+            yield number, line
+    except (UnicodeDecodeError, EOFError, gzip.BadGzipFile) as error:
+        raise ValueError(f"{path}, after line {number}: the file cannot be read on ({error}).") from error
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
@@ -74,17 +85,26 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
         ValueError: If the file's kind is not known or a row cannot be read.
     """
     path = Path(path)
-    name = path.name.removesuffix(".gz")
-    if name.endswith((".jsonl", ".json")):
+    name = path.name
+    if name.endswith((".jsonl", ".jsonl.gz")):
         return list(read_jsonl(path))
     if name.endswith(".parquet"):
-        import pyarrow.parquet
-
-        rows: list[dict[str, Any]] = pyarrow.parquet.read_table(path).to_pylist()
+        pyarrow, parquet = _parquet()
+        try:
+            rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
+        except pyarrow.ArrowInvalid as error:
+            raise ValueError(f"{path}: not a readable parquet file ({error}).") from error
         return rows
     if name.endswith(".txt"):
-        return [{"query": line} for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        with open(path, encoding="utf-8") as handle:
+            lines = [line.rstrip("\n") for _, line in _numbered(path, handle)]
+        return [{"query": line} for line in lines if line.strip()]
     raise ValueError(f"{path}: unknown kind of file; use .jsonl, .jsonl.gz, .parquet or .txt.")
+
+
+def _parquet() -> tuple[Any, Any]:
+    why = "a .parquet file"
+    return require("pyarrow", extra="train", why=why), require("pyarrow.parquet", extra="train", why=why)
 
 
 def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
@@ -95,11 +115,9 @@ def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     """
     rows = list(rows)
     if path.suffix == ".parquet":
-        import pyarrow
-        import pyarrow.parquet
-
+        pyarrow, parquet = _parquet()
         table = pyarrow.Table.from_pylist(rows)
-        write_atomically(path, lambda temporary: pyarrow.parquet.write_table(table, temporary))
+        write_atomically(path, lambda temporary: parquet.write_table(table, temporary))
     elif path.suffix == ".jsonl":
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8") and None)

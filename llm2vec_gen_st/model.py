@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from transformers import PreTrainedModel
 from typing_extensions import Self
 
 from llm2vec_gen_st.backbone import Backbone, load_backbone
+from llm2vec_gen_st.checkpoints.card import host_requirements, student_card
 from llm2vec_gen_st.interpret.decode import decode_soft_prompts
 from llm2vec_gen_st.modules import ResponseHead, SuffixTransformer
 from llm2vec_gen_st.modules.lora import lora_enabled
@@ -225,12 +227,11 @@ class LLM2VecGen(SentenceTransformer):
         self._check_finite(found)
         if not isinstance(texts, str) and not texts:
             width = options.get("truncate_dim") or self.truncate_dim or self.response_head.embedding_dim
-            found = found.reshape(0, width) if hasattr(found, "reshape") else found
-        if precision != "float32" and len(found):
-            single = isinstance(texts, str)
-            found = quantize_embeddings(found[None] if single else found, precision=precision)
-            found = found[0] if single else found
-        return found
+            if isinstance(found, np.ndarray):
+                found = np.zeros((0, width), np.float32)
+            elif isinstance(found, torch.Tensor):
+                found = found.reshape(0, width)
+        return found if precision == "float32" else _quantized(found, precision, single=isinstance(texts, str))
 
     @torch.inference_mode()
     def encode_soft_prompts(
@@ -349,6 +350,16 @@ class LLM2VecGen(SentenceTransformer):
         tokens = transformer.text_tokenizer.ids(final, transformer.text_limit)
         return Preview(final, tokens.ids, transformer.suffix_length, tokens.cut)
 
+    def _get_model_config(self) -> dict[str, Any]:
+        """The host's settings, and a requirement that tells a plain SentenceTransformer what it lacks."""
+        return super()._get_model_config() | host_requirements()
+
+    def _create_model_card(self, path: str, model_name: str | None = None, train_datasets: Any = None) -> None:
+        """Write our own README.md: the host's would describe modules it does not know, and name local paths."""
+        name = self.model_card_data.model_id or model_name
+        card = student_card(self, None if name and Path(name).exists() else name)
+        (Path(path) / "README.md").write_text(card, encoding="utf-8")
+
     def _check_finite(self, found: Any) -> None:
         rows = found if isinstance(found, torch.Tensor | np.ndarray) else list(found)
         if not len(rows):
@@ -413,6 +424,15 @@ def _bind_encode(model: SentenceTransformer, args: tuple[Any, ...], kwargs: dict
     if len(args) > len(names):
         raise TypeError(f"{type(model).__name__}.encode takes at most {len(names) + 1} positional arguments.")
     return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+def _quantized(found: Any, precision: Any, *, single: bool) -> Any:
+    """Checked embeddings in another precision, in the container they came in."""
+    values = quantize_embeddings(found[None] if single else found, precision=precision)
+    values = values[0] if single else values
+    if isinstance(found, torch.Tensor):
+        return torch.as_tensor(values)
+    return [torch.as_tensor(value) for value in values] if isinstance(found, list) else values
 
 
 def _is_tensor_list(value: Any) -> bool:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 _CHARACTERS_PER_TOKEN = 8
+_LOOKAHEAD = 64
 _PLACEHOLDER = "\ue000the-message\ue000"
 
 
@@ -58,17 +60,14 @@ class TextTokenizer:
         Returns:
             The ids and whether anything was cut.
         """
-        text = _without_lone_surrogates(text)
+        text = without_lone_surrogates(text)
         window = len(text) if limit is None else _CHARACTERS_PER_TOKEN * (limit + 1)
         while True:
             encoding = self._core.encode(text[:window], add_special_tokens=add_special_tokens)
             if limit is None or window >= len(text):
                 cut = limit is not None and len(encoding.ids) > limit
                 return TokenizedText(encoding.ids[:limit] if cut else encoding.ids, cut)
-            # The word at the window's edge may be half a word, so only tokens of earlier words are final.
-            last_word = max((word for word in encoding.word_ids if word is not None), default=0)
-            final = sum(1 for word in encoding.word_ids if word is None or word < last_word)
-            if final >= limit:
+            if _final_tokens(encoding, text[:window]) >= limit:
                 return TokenizedText(encoding.ids[:limit], True)
             window *= 2
 
@@ -108,9 +107,32 @@ def chat_ids(
     return [*opening, *plain.ids(message, limit, add_special_tokens=False).ids, *closing]
 
 
-def _without_lone_surrogates(text: str) -> str:
+def without_lone_surrogates(text: str) -> str:
+    r"""The text, with each lone surrogate replaced by U+FFFD, so that it can be written as UTF-8.
+
+    Example:
+        >>> without_lone_surrogates("a\ud800") == "a\ufffd"
+        True
+    """
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return text
+
+
+def _final_tokens(encoding: Encoding, window: str) -> int:
+    """Number of leading tokens that stay as they are, whatever text follows the window.
+
+    A tokenizer splits text into words before it splits words into tokens, and where it splits may depend on the
+    run of letters, digits or spaces at the window's edge. So only words are final that end before the last space
+    or punctuation mark behind a letter or digit, a few characters from the edge.
+    """
+    edge = len(window) - _LOOKAHEAD
+    while edge > 0 and not (unicodedata.category(window[edge])[0] in "PSZC" and window[edge - 1].isalnum()):
+        edge -= 1
+    if edge <= 0:
+        return 0
+    tokens = (encoding.char_to_token(position) for position in range(edge, len(window)))
+    first_open = next((token for token in tokens if token is not None), None)
+    return 0 if first_open is None else encoding.word_ids.index(encoding.word_ids[first_open])

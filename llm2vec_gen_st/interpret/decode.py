@@ -40,7 +40,11 @@ def decode_ids(
     weight = backbone.llm.get_input_embeddings().weight
     dtype = weight.dtype if weight.dtype.is_floating_point else backbone.llm.dtype
     config = GenerationConfig(
-        max_new_tokens=max_new_tokens, do_sample=False, eos_token_id=ends or None, pad_token_id=pad
+        max_new_tokens=max_new_tokens,
+        do_sample=False,
+        repetition_penalty=1.0,
+        eos_token_id=ends or None,
+        pad_token_id=pad,
     )
     found: list[list[int]] = []
     starts = range(0, len(soft_prompts), batch_size)

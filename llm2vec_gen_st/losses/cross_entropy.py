@@ -73,7 +73,7 @@ def lm_logits(llm: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
     """
     head = llm.get_output_embeddings()
     logits: torch.Tensor = head(hidden.to(head.weight.device))
-    config = llm.config
+    config = llm.config.get_text_config()
     if (scale := getattr(config, "logit_scale", None)) is not None:
         logits = logits * scale
     if (divisor := getattr(config, "logits_scaling", None)) is not None:

@@ -76,8 +76,8 @@ class LLM2VecGenLoss(nn.Module):
         """Both weighted terms.
 
         Args:
-            sentence_features: Features of the queries, and of the responses if the reconstruction has weight. They may
-                hold ``mean_rows`` and ``mean_tokens``: what to divide by when batches are accumulated.
+            sentence_features: Features of the queries, and of the responses if the reconstruction has weight; with fewer
+                responses than queries only the first queries are reconstructed. They may hold ``mean_rows`` and ``mean_tokens``: what to divide by when batches are accumulated.
             labels: Teacher embeddings (B, D), if the alignment has weight.
 
         Returns:
@@ -94,7 +94,7 @@ class LLM2VecGenLoss(nn.Module):
             with lora_enabled(transformer.llm, False, transformer.lora is not None):
                 loss = reconstruction_loss(
                     transformer.llm,
-                    head.soft_prompt(features["compression_states"]),
+                    head.soft_prompt(features["compression_states"][: len(response["input_ids"])]),
                     response["input_ids"],
                     response["attention_mask"],
                     chunk=self.chunk,

@@ -60,9 +60,8 @@ def _checkpointed_layers(llm: PreTrainedModel) -> Iterator[None]:
     dropout), so only the layers' own flags are switched, not those of what is inside them.
     """
     layers = [module for module in llm.modules() if isinstance(module, GradientCheckpointingLayer)]
-    enabled = llm.is_gradient_checkpointing and torch.is_grad_enabled()
     for layer in layers:
-        layer.training = enabled
+        layer.training = layer.gradient_checkpointing and torch.is_grad_enabled()
     try:
         yield
     finally:

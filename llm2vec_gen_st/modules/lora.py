@@ -19,13 +19,24 @@ _switch = threading.RLock()
 
 
 def add_lora(llm: nn.Module, config: Mapping[str, Any]) -> None:
-    """Put LoRA layers into the backbone, switched off.
+    """Put LoRA layers into the backbone: in float32, trainable, and switched off.
+
+    Like suffix and heads they belong to the student, so they require gradients from the start; the weights under
+    them stay frozen.
 
     Args:
         llm: The causal LM.
         config: ``r``, ``lora_alpha``, ``lora_dropout`` and ``target_modules`` of ``peft.LoraConfig``.
+
+    Raises:
+        ValueError: If the backbone already carries the LoRA layers of another student.
     """
     peft = require("peft", extra="train", why="a checkpoint with LoRA layers")
+    if lora_parameters(llm):
+        raise ValueError(
+            "This backbone already carries the LoRA layers of another student. Students with LoRA layers cannot share "
+            "one; load the base model again."
+        )
     peft.inject_adapter_in_model(
         peft.LoraConfig(
             r=config["r"],
@@ -36,6 +47,10 @@ def add_lora(llm: nn.Module, config: Mapping[str, Any]) -> None:
         llm,
         adapter_name=ADAPTER,
     )
+    for parameter in lora_parameters(llm).values():
+        parameter.data = parameter.data.float()
+        parameter.requires_grad_(True)
+    llm.eval()
     _enable(llm, False)
 
 
@@ -60,6 +75,31 @@ def load_lora(llm: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
         parameter.data.copy_(tensors[name])
 
 
+@torch.no_grad()
+def weights_without_lora(module: nn.Module, *, merge: bool) -> dict[str, torch.Tensor]:
+    """Weights of a backbone under their plain names, as if it had never carried LoRA layers.
+
+    Args:
+        module: The causal LM or its headless part; it is not changed.
+        merge: Whether the LoRA matrices are added to copies of the weights they act on.
+
+    Returns:
+        Name to tensor.
+    """
+    weights = {
+        name.replace(".base_layer.", "."): tensor
+        for name, tensor in module.state_dict().items()
+        if ".lora_" not in name
+    }
+    if merge:
+        layers = {name: layer for name, layer in module.named_modules() if ADAPTER in getattr(layer, "lora_A", {})}
+        for name, layer in layers.items():
+            weight = weights[f"{name}.weight"]
+            added: torch.Tensor = layer.get_delta_weight(ADAPTER)
+            weights[f"{name}.weight"] = (weight.float() + added.float()).to(weight.dtype)
+    return weights
+
+
 @contextmanager
 def lora_enabled(llm: nn.Module, enabled: bool, present: bool) -> Iterator[None]:
     """Run a block with the student's LoRA layers on or off; does nothing for a backbone without any.
@@ -81,6 +121,7 @@ def lora_enabled(llm: nn.Module, enabled: bool, present: bool) -> Iterator[None]
 
 
 def _enable(llm: nn.Module, enabled: bool) -> None:
+    """Switch the LoRA layers; peft would also freeze them when off, so what requires gradients is kept."""
     tuners = require("peft.tuners.tuners_utils", extra="train", why="a checkpoint with LoRA layers")
     trainable = {name: parameter.requires_grad for name, parameter in lora_parameters(llm).items()}
     for module in llm.modules():

@@ -12,7 +12,7 @@ from sentence_transformers.base.modules import InputModule
 from torch import nn
 from typing_extensions import Self
 
-from llm2vec_gen_st.backbone import Backbone, BaseReference, check_fingerprint, load_backbone
+from llm2vec_gen_st.backbone import Backbone, BaseReference, check_fingerprint, load_backbone, with_hub_options
 from llm2vec_gen_st.files import write_json
 from llm2vec_gen_st.modules.lora import add_lora, load_lora, lora_enabled, lora_parameters
 from llm2vec_gen_st.modules.tensors import CheckpointError, load_tensors, save_tensors
@@ -137,7 +137,7 @@ class SuffixTransformer(InputModule):
         ids, lengths = features["input_ids"], features["attention_mask"].sum(dim=1)
         needs_gradient = torch.is_grad_enabled() and self.suffix.requires_grad
         with lora_enabled(self.llm, True, self.lora is not None):
-            if needs_gradient and self.lora is None:
+            if needs_gradient and self.lora is None and self._attends_to_everything(ids.shape[1] + self.suffix_length):
                 states = self._states_after_frozen_text(ids, lengths, features["attention_mask"])
             else:
                 states = self._states_in_groups(ids, lengths)
@@ -190,6 +190,13 @@ class SuffixTransformer(InputModule):
             use_cache=True,
         ).last_hidden_state
         return hidden[:, self.thought_tokens :]
+
+    def _attends_to_everything(self, width: int) -> bool:
+        """Whether every layer sees all positions before it, so that padding inside a cache shifts nothing."""
+        config = self.llm.config.get_text_config()
+        kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+        windows = (getattr(config, "sliding_window", None), getattr(config, "attention_chunk_size", None))
+        return kinds <= {"full_attention", "sliding_attention"} and all(not size or width <= size for size in windows)
 
     def _suffix_like(self, reference: torch.Tensor) -> torch.Tensor:
         dtype = reference.dtype if reference.dtype.is_floating_point else self.llm.dtype
@@ -280,7 +287,10 @@ class SuffixTransformer(InputModule):
             if not Path(base_id).is_dir() and beside.is_dir():
                 base_id = str(beside)
             backbone = load_backbone(
-                base_id, revision=expected.revision, model_kwargs=model_kwargs, tokenizer_kwargs=processor_kwargs
+                base_id,
+                revision=expected.revision,
+                model_kwargs=with_hub_options(model_kwargs, **hub),
+                tokenizer_kwargs=with_hub_options(processor_kwargs, **hub),
             )
         check_fingerprint(expected, backbone.reference, strict=verify_base)
         module = cls(backbone, **config)

@@ -117,12 +117,17 @@ def generate_responses(
         do_sample=settings.temperature > 0,
         temperature=settings.temperature if settings.temperature > 0 else None,
         top_p=settings.top_p if settings.temperature > 0 else None,
+        # Set, so that the LLM's own generation config adds nothing that the settings do not record: a repetition
+        # penalty would also count padding, and so make a response depend on its batch.
+        top_k=0 if settings.temperature > 0 else None,
+        repetition_penalty=1.0,
         eos_token_id=ends or None,
         pad_token_id=pad,
     )
     non_finite = _NonFiniteRows()
     with torch.random.fork_rng(enabled=settings.temperature > 0):
-        torch.manual_seed(settings.seed + seed)
+        if settings.temperature > 0:
+            torch.manual_seed(settings.seed + seed)
         generated = backbone.llm.generate(
             input_ids=ids.to(device),
             attention_mask=mask.to(device),

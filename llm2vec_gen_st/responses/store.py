@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
@@ -13,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from tqdm.auto import tqdm
 
 from llm2vec_gen_st.backbone import Backbone, load_backbone
+from llm2vec_gen_st.extras import require
 from llm2vec_gen_st.files import read_rows, write_json, write_rows
 from llm2vec_gen_st.responses.generation import GenerationSettings, generate_responses
-from llm2vec_gen_st.text import TextTokenizer
+from llm2vec_gen_st.text import TextTokenizer, without_lone_surrogates
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -76,7 +78,9 @@ def write_responses(
             "settings": asdict(generation),
         },
     )
-    mine = [number for number in range(len(batches)) if number % count == index]
+    # Shuffled, so that a run stopped early holds short and long queries alike and its forecast of the time is fair.
+    shuffled = random.Random(0).sample(range(len(batches)), len(batches))
+    mine = [number for number in shuffled if number % count == index]
     todo = [number for number in mine if not _part(folder, number, part_format).exists()]
     flags: Counter[str] = Counter()
     tokens = 0
@@ -122,8 +126,7 @@ def read_responses(folder: str | Path, *, include: Iterable[str] = ("ok",), part
     Raises:
         ValueError: If parts are missing (names how many and the first), or no row is left.
     """
-    from datasets import Dataset
-
+    datasets = require("datasets", extra="train", why="reading responses as a dataset")
     folder = Path(folder)
     manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     parts = [_part(folder, number, manifest["part_format"]) for number in range(manifest["batches"])]
@@ -148,7 +151,8 @@ def read_responses(folder: str | Path, *, include: Iterable[str] = ("ok",), part
             f"{folder}: no responses are left; skipped by their flags: {dict(dropped)}. Write longer responses "
             "(`--max-new-tokens`) or include flagged ones."
         )
-    return Dataset.from_list(rows)
+    found: Dataset = datasets.Dataset.from_list(rows)
+    return found
 
 
 def _query_rows(queries: str | Path | Iterable[str | Mapping[str, Any]]) -> list[dict[str, str]]:
@@ -159,7 +163,7 @@ def _query_rows(queries: str | Path | Iterable[str | Mapping[str, Any]]) -> list
         if not isinstance(query, str) or not query.strip():
             raise ValueError(f"Row {position} has no text under the key 'query': {str(item)[:120]!r}.")
         row_id = str(position) if isinstance(item, str) else str(item.get("id", position))
-        rows.append({"id": row_id, "query": query})
+        rows.append({"id": row_id, "query": without_lone_surrogates(query)})
     repeated = [row_id for row_id, times in Counter(row["id"] for row in rows).items() if times > 1]
     if repeated:
         raise ValueError(f"{len(repeated)} ids occur more than once, the first is {repeated[0]!r}.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 
-from llm2vec_gen_st.backbone import Backbone, fingerprint
+from llm2vec_gen_st.backbone import Backbone
 from llm2vec_gen_st.modules.suffix_transformer import pad_right
 from llm2vec_gen_st.prompts import DOCUMENT
 from llm2vec_gen_st.text import TextTokenizer
@@ -42,7 +43,7 @@ class SentenceTransformerTeacher:
     def __init__(self, model: SentenceTransformer, name: str) -> None:
         self.model = model
         prompt = next((model.prompts[key] for key in ("document", "passage", "corpus") if model.prompts.get(key)), "")
-        self.key = f"{name}|{fingerprint(model)}|{model.max_seq_length}|{prompt}"
+        self.key = f"{name}|{_weights_key(model)}|{model!r}|{model.max_seq_length}|{model.truncate_dim}|{prompt}"
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         """Embed B texts as (B, D) float32."""
@@ -67,7 +68,7 @@ class SelfTeacher:
         self.max_tokens = max_tokens
         self._plain = TextTokenizer(backbone.tokenizer)
         self._instruction = self._plain.ids(DOCUMENT).ids
-        self.key = f"{SELF}|{backbone.reference.fingerprint}|{backbone.llm.dtype}|{max_tokens}|{DOCUMENT}"
+        self.key = f"{SELF}|{_weights_key(backbone.llm)}|{backbone.llm.dtype}|{max_tokens}|{DOCUMENT}"
 
     @torch.inference_mode()
     def embed(self, texts: Sequence[str]) -> np.ndarray:
@@ -108,6 +109,17 @@ def load_teacher(teacher: str | SentenceTransformer, backbone: Backbone | None =
     if teacher.removeprefix("sentence-transformers/") == MINILM and (folder := packaged_minilm()) is not None:
         source = str(folder)
     return SentenceTransformerTeacher(SentenceTransformer(source), teacher)
+
+
+def _weights_key(model: torch.nn.Module) -> str:
+    """Identifies weights in any dtype, so that neither other weights nor another dtype share cached embeddings."""
+    digest = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        digest.update(f"{name}{tuple(value.shape)}{value.dtype}".encode())
+        if value.device.type != "meta":
+            sample = value.detach().flatten()[:: max(1, value.numel() // 64)].cpu().contiguous()
+            digest.update(sample.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def packaged_minilm() -> Path | None:

@@ -1,0 +1,76 @@
+"""How many held-out queries' embeddings decode to a word of their response that the query does not hold.
+
+    python benchmarks/quality/decodability.py RUN_FOLDER RESPONSES [--most 200]
+
+``RUN_FOLDER`` is what `llm2vec-gen train` wrote; its recipe tells which queries were held out. The baseline column
+decodes with shuffled responses: what agreement by chance would look like.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from llm2vec_gen_st import LLM2VecGen
+from llm2vec_gen_st.files import write_json
+from llm2vec_gen_st.training.data import load_rows, split_held_out
+from llm2vec_gen_st.training.recipes import Recipe
+
+# Words without content of their own; short words are left out anyway.
+COMMON = frozenset(
+    "about above after again against also although always among another because been before being below between both "
+    "cannot could different does doing down during each either every first found from further have having here into "
+    "itself just like made make many might more most much must need never often only other over perhaps same several "
+    "should since some something still such than that their them then there these they thing things this those through "
+    "under until used using various very want well were what when where whether which while will with within without "
+    "would your yours including include known several example important specific provide several help".split()
+)
+
+
+def content_words(text: str) -> set[str]:
+    """Words of four or more letters that carry content."""
+    return {word for word in re.findall(r"[a-z]{4,}", text.lower()) if word not in COMMON}
+
+
+def main(
+    run: Path,
+    responses: Path,
+    most: Annotated[int, typer.Option(help="held-out queries decoded")] = 200,
+    tokens: Annotated[int, typer.Option(help="tokens decoded for each")] = 24,
+    output: Path | None = None,
+) -> None:
+    """Print the shares and some examples."""
+    recipe_fields = json.loads((run / "training" / "recipe.json").read_text(encoding="utf-8"))["recipe"]
+    recipe = Recipe().with_overrides(recipe_fields)
+    _, held = split_held_out(load_rows(responses, recipe, partial=True), recipe)
+    queries, answers = held["query"][:most], held["response"][:most]
+    model = LLM2VecGen(str(run), model_kwargs={"dtype": "bfloat16"})
+    prompts = model.encode_soft_prompts(queries, prompt=recipe.query_prompts[0], show_progress_bar=True)
+    decoded = model.decode(prompts, max_new_tokens=tokens, show_progress_bar=True)
+
+    def share(targets: list[str]) -> float:
+        hits = [
+            bool((content_words(text) & content_words(target)) - content_words(query))
+            for text, target, query in zip(decoded, targets, queries, strict=True)
+        ]
+        return float(np.mean(hits))
+
+    shuffled = [answers[row] for row in np.random.default_rng(0).permutation(len(answers))]
+    result = {"queries": len(queries), "own response": share(answers), "another response": share(shuffled)}
+    table = Table("query", "response", "decoded", title=str(result))
+    for row in range(0, len(queries), max(1, len(queries) // 12)):
+        table.add_row(queries[row][:80], answers[row][:110], decoded[row][:110])
+    Console(width=140).print(table)
+    if output is not None:
+        write_json(output, result)
+
+
+if __name__ == "__main__":
+    typer.run(main)

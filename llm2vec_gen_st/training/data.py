@@ -1,0 +1,138 @@
+"""Training rows: columns taken by name, labels from a teacher, and which text each row shows the student."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from llm2vec_gen_st.extras import require
+from llm2vec_gen_st.files import read_rows
+from llm2vec_gen_st.responses.store import MANIFEST, read_responses
+from llm2vec_gen_st.training.recipes import Recipe
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+REQUIRED = ("query", "response")
+LABEL = "label"
+KNOWN = (*REQUIRED, LABEL, "id", "flag", "response_tokens")
+
+
+def load_rows(data: str | Path | Dataset, recipe: Recipe, *, partial: bool = False) -> Dataset:
+    """Read and check training data, before any model is loaded.
+
+    Args:
+        data: A folder of :func:`~llm2vec_gen_st.responses.write_responses`, a ``.jsonl`` or ``.parquet`` file, or a
+            ``datasets.Dataset``; columns ``query`` and ``response``, optionally ``label`` (the teacher's vector),
+            ``id`` and ``flag``.
+        recipe: Decides which flags are used.
+        partial: Whether a folder whose responses are not all written yet is accepted.
+
+    Returns:
+        The rows, those with unwanted flags left out.
+
+    Raises:
+        ValueError: If a column is missing or unknown, or no row is left; names it.
+    """
+    datasets = require("datasets", extra="train", why="training")
+    if isinstance(data, str | Path):
+        path = Path(data)
+        if path.is_dir():
+            if not (path / MANIFEST).exists():
+                raise ValueError(f"{path} holds no {MANIFEST}; write responses into it with `llm2vec-gen respond` first.")
+            rows = read_responses(path, include=recipe.include, partial=partial)
+        else:
+            rows = datasets.Dataset.from_list(read_rows(path))
+    else:
+        rows = data
+    missing = [column for column in REQUIRED if column not in rows.column_names]
+    unknown = [column for column in rows.column_names if column not in KNOWN]
+    if missing or unknown:
+        raise ValueError(
+            f"Training data needs the columns {list(REQUIRED)} and may have {list(KNOWN[2:])}; "
+            f"missing: {missing or 'none'}, unknown: {unknown or 'none'}."
+        )
+    if "flag" in rows.column_names:
+        wanted = set(recipe.include)
+        rows = rows.select([row for row, flag in enumerate(rows["flag"]) if flag in wanted])
+    else:
+        rows = rows.add_column("flag", ["ok"] * len(rows))
+    if not len(rows):
+        raise ValueError(f"No training rows are left after keeping the flags {list(recipe.include)}.")
+    return rows
+
+
+def split_held_out(rows: Dataset, recipe: Recipe) -> tuple[Dataset, Dataset]:
+    """Shuffle by the recipe's seed and keep some queries out of training.
+
+    Returns:
+        Training rows and held-out rows.
+    """
+    if recipe.held_out >= len(rows):
+        raise ValueError(f"held_out is {recipe.held_out}, but there are only {len(rows)} rows.")
+    order = np.random.default_rng(recipe.seed).permutation(len(rows))
+    return rows.select(sorted(order[recipe.held_out :])), rows.select(sorted(order[: recipe.held_out]))
+
+
+def prepare_labels(labels: np.ndarray, recipe: Recipe, mean: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Centre and scale teacher embeddings as the recipe says.
+
+    Args:
+        labels: (N, D).
+        recipe: ``center_labels`` and ``normalize_labels``.
+        mean: (D), the mean to subtract; taken from ``labels`` if not given.
+
+    Returns:
+        The labels (N, D) and the mean (D) that was subtracted.
+    """
+    mean = (labels.mean(axis=0) if recipe.center_labels else np.zeros(labels.shape[1], np.float32)) if mean is None else mean
+    labels = labels - mean
+    if recipe.normalize_labels:
+        labels = labels / np.maximum(np.linalg.norm(labels, axis=1, keepdims=True), 1e-12)
+    return labels.astype(np.float32), mean
+
+
+def student_rows(rows: Dataset, recipe: Recipe) -> Dataset:
+    """What the student reads, and the text that it is to produce.
+
+    Args:
+        rows: Training rows.
+        recipe: Instructions, and which texts serve as documents too.
+
+    Returns:
+        Dataset with ``query`` (instruction included), ``response`` (the target text), ``flag``, and ``label`` if the
+        rows have it.
+
+    Raises:
+        ValueError: If queries are to serve as documents but labels are given ready-made.
+    """
+    labelled = LABEL in rows.column_names
+    if labelled and "query" in recipe.document_sources:
+        raise ValueError("document_sources 'query' needs a teacher for the queries; a column 'label' has only responses.")
+    inputs = with_prompts(rows["query"], recipe.query_prompts)
+    targets, flags, index = list(rows["response"]), list(rows["flag"]), list(range(len(rows)))
+    for source in recipe.document_sources:
+        inputs += [recipe.document_prompt + text for text in rows[source]]
+        targets += list(rows[source])
+        flags += list(rows["flag"]) if source == "response" else ["ok"] * len(rows)
+        index += range(len(rows))
+    columns = {"query": inputs, "response": targets, "flag": flags}
+    if labelled:
+        labels = rows[LABEL]
+        columns[LABEL] = [labels[row] for row in index]
+    datasets = require("datasets", extra="train", why="training")
+    built: Dataset = datasets.Dataset.from_dict(columns)
+    return built
+
+
+def with_prompts(queries: Sequence[str], prompts: Sequence[str]) -> list[str]:
+    """Put instructions before queries, taking them in turn.
+
+    Example:
+        >>> with_prompts(["a", "b", "c"], ["", "Answer: "])
+        ['a', 'Answer: b', 'c']
+    """
+    return [prompts[row % len(prompts)] + query for row, query in enumerate(queries)]

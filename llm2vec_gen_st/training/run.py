@@ -1,0 +1,231 @@
+"""train(): from queries and responses to a saved student, resumable, on the host's trainer."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
+
+from llm2vec_gen_st.backbone import SMOLLM2_ID, Backbone, load_backbone
+from llm2vec_gen_st.extras import require
+from llm2vec_gen_st.files import write_json
+from llm2vec_gen_st.losses import LLM2VecGenLoss
+from llm2vec_gen_st.model import LLM2VecGen
+from llm2vec_gen_st.teachers import teacher_embeddings
+from llm2vec_gen_st.training.collator import StudentCollator
+from llm2vec_gen_st.training.data import LABEL, load_rows, prepare_labels, split_held_out, student_rows
+from llm2vec_gen_st.training.evaluation import ResponseRetrievalEvaluator
+from llm2vec_gen_st.training.recipes import RECIPES, Recipe, recipe_for
+from llm2vec_gen_st.training.report import write_log
+from llm2vec_gen_st.training.trainer import StudentTrainer
+from llm2vec_gen_st.training.warm_start import ridge_heads, suffix_from_text
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+logger = logging.getLogger(__name__)
+
+RUN_FOLDER = "training"
+CHECKPOINTS = "checkpoints"
+
+
+def train(
+    data: str | Path | Dataset,
+    output_dir: str | Path,
+    *,
+    base: str | Backbone = SMOLLM2_ID,
+    teacher: str | SentenceTransformer | None = "all-MiniLM-L6-v2",
+    recipe: str | Recipe | None = None,
+    label_cache: str | Path | None = None,
+    partial: bool = False,
+    progress: bool = True,
+    report_to: str = "none",
+    **overrides: Any,
+) -> LLM2VecGen:
+    """Train a student and save it; the same call again goes on where a stopped one was (paper, section 3).
+
+    Args:
+        data: A folder of responses, a ``.jsonl`` or ``.parquet`` file, or a dataset with the columns ``query`` and
+            ``response`` (and ``label``, the teacher's vectors, if there is no teacher).
+        output_dir: Where the student goes; ``training/`` inside it holds recipe, log, loss plot and, until the run has
+            ended, the checkpoints.
+        base: The frozen LLM: hub id, directory, or loaded backbone.
+        teacher: ``"self"``, or a SentenceTransformer (loaded, name or directory); not used with a ``label`` column.
+        recipe: Name in :data:`~llm2vec_gen_st.training.RECIPES` or a recipe; chosen by the base's family if not given.
+        label_cache: SQLite file of teacher embeddings; ``training/labels.sqlite`` if not given.
+        partial: Whether a folder whose responses are not all written yet is accepted.
+        progress: Whether progress bars are shown.
+        report_to: The host's experiment trackers.
+        **overrides: Fields of the recipe to replace.
+
+    Returns:
+        The trained student.
+
+    Raises:
+        ValueError: If columns are missing or unknown (before the base is loaded), nothing would be trained, or the
+            folder holds another run.
+    """
+    base_id = base if isinstance(base, str) else base.reference.id
+    chosen = recipe if isinstance(recipe, Recipe) else _named(recipe or recipe_for(base_id))
+    chosen = chosen.with_overrides(overrides)
+    rows = load_rows(data, chosen, partial=partial)
+    if chosen.align_weight and teacher is None and LABEL not in rows.column_names:
+        raise ValueError("The alignment loss needs a teacher, or a column 'label' with its vectors; or set align_weight=0.")
+    require("accelerate", extra="train", why="training")
+    output = Path(output_dir)
+    run = output / RUN_FOLDER
+    _claim(run, chosen, base_id, teacher, rows)
+
+    backbone = load_backbone(base, model_kwargs={"dtype": chosen.dtype}) if isinstance(base, str) else base
+    fit, held = split_held_out(rows, chosen)
+    dataset = student_rows(fit, chosen)
+    cache = label_cache or run / "labels.sqlite"
+    labels = mean = held_labels = None
+    if chosen.align_weight:
+        labels, mean = prepare_labels(_vectors(dataset, teacher, backbone, cache, progress), chosen)
+        dataset = _with_labels(dataset, labels)
+        if len(held):
+            held_labels, _ = prepare_labels(_vectors(held, teacher, backbone, cache, progress), chosen, mean)
+    model = LLM2VecGen.from_base(
+        backbone,
+        thought_tokens=chosen.thought_tokens,
+        compression_tokens=chosen.compression_tokens,
+        embedding_dim=backbone.hidden_size if labels is None else labels.shape[1],
+        max_seq_length=chosen.max_seq_length,
+        seed=chosen.seed,
+    )
+    checkpoint = _last_checkpoint(run / CHECKPOINTS)
+    if checkpoint is None and chosen.init == "ridge":
+        if labels is None:
+            raise ValueError("A ridge start fits the teacher's embeddings; without alignment use init='random'.")
+        suffix_from_text(model, chosen.suffix_text)
+        sample = np.random.default_rng(chosen.seed).permutation(len(dataset))[: chosen.ridge_rows]
+        texts = dataset.select(sample)["query"]
+        report = ridge_heads(model, texts, labels[sample], seed=chosen.seed, progress=progress)
+        print(f"Ridge start: held-out distance {report.held_out_loss:.3f} of the mean embedding's.", flush=True)
+        write_json(run / "ridge.json", asdict(report))
+    _announce(model)
+
+    if chosen.gradient_checkpointing:
+        model.llm.gradient_checkpointing_enable()
+    trainer = StudentTrainer(
+        model=model,
+        args=_arguments(chosen, run / CHECKPOINTS, progress, report_to),
+        train_dataset=dataset,
+        loss=LLM2VecGenLoss(
+            model,
+            recon_weight=chosen.recon_weight,
+            align_weight=chosen.align_weight,
+            align_reduction=chosen.align_reduction,
+        ),
+        data_collator=StudentCollator(
+            model.suffix_transformer,
+            chosen.max_response_tokens,
+            recon_share=chosen.recon_share if chosen.recon_weight else 0.0,
+        ),
+    )
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint is not None else None)
+    history = list(trainer.state.log_history)
+    if trainer.is_world_process_zero():
+        if held_labels is not None and len(held):
+            history.append({"step": trainer.state.global_step, **held_out_scores(model, held, held_labels, chosen)})
+        write_log(run, history)
+        model.save_pretrained(str(output))
+        shutil.rmtree(run / CHECKPOINTS, ignore_errors=True)
+    return model
+
+
+def held_out_scores(model: LLM2VecGen, held: Dataset, labels: np.ndarray, recipe: Recipe) -> dict[str, float]:
+    """Response retrieval on held-out queries, once for each of the recipe's instructions."""
+    scores: dict[str, float] = {}
+    for number, prompt in enumerate(recipe.query_prompts):
+        evaluator = ResponseRetrievalEvaluator([prompt + query for query in held["query"]], labels)
+        scores.update({f"held_out_{number}_{key}": round(value, 4) for key, value in evaluator(model).items()})
+    return scores
+
+
+def _named(name: str) -> Recipe:
+    if name not in RECIPES:
+        raise ValueError(f"Unknown recipe {name!r}; known are {sorted(RECIPES)}.")
+    return RECIPES[name]
+
+
+def _vectors(
+    rows: Dataset, teacher: str | SentenceTransformer | None, backbone: Backbone, cache: str | Path, progress: bool
+) -> np.ndarray:
+    if LABEL in rows.column_names:
+        return np.asarray(rows[LABEL], dtype=np.float32)
+    assert teacher is not None
+    return teacher_embeddings(list(rows["response"]), teacher, backbone=backbone, cache=cache, progress=progress)
+
+
+def _with_labels(rows: Dataset, labels: np.ndarray) -> Dataset:
+    kept = rows.remove_columns(LABEL) if LABEL in rows.column_names else rows
+    return kept.add_column(LABEL, list(labels))
+
+
+def _arguments(
+    recipe: Recipe, folder: Path, progress: bool, report_to: str
+) -> SentenceTransformerTrainingArguments:
+    return SentenceTransformerTrainingArguments(
+        output_dir=str(folder),
+        per_device_train_batch_size=recipe.batch_size,
+        gradient_accumulation_steps=recipe.gradient_accumulation,
+        learning_rate=recipe.learning_rate,
+        lr_scheduler_type=recipe.scheduler,
+        warmup_steps=recipe.warmup_steps,
+        weight_decay=recipe.weight_decay,
+        max_grad_norm=recipe.max_grad_norm,
+        num_train_epochs=recipe.epochs,
+        max_steps=recipe.max_steps,
+        save_steps=recipe.save_steps,
+        save_total_limit=2,
+        logging_steps=recipe.logging_steps,
+        seed=recipe.seed,
+        disable_tqdm=not progress,
+        report_to=report_to,
+        dataloader_pin_memory=False,
+    )
+
+
+def _claim(run: Path, recipe: Recipe, base: str, teacher: Any, rows: Dataset) -> None:
+    """Record what this run is, and refuse a folder that holds another one."""
+    texts = json.dumps([list(rows["query"]), list(rows["response"])]).encode("utf-8", "backslashreplace")
+    wanted = {
+        "base": base,
+        "teacher": teacher if isinstance(teacher, str) or teacher is None else type(teacher).__name__,
+        "rows": len(rows),
+        "data_sha256": hashlib.sha256(texts).hexdigest(),
+        "recipe": json.loads(json.dumps(asdict(recipe))),
+    }
+    path = run / "recipe.json"
+    if path.exists():
+        found = json.loads(path.read_text(encoding="utf-8"))
+        different = sorted(key for key in wanted if found.get(key) != wanted[key])
+        if different:
+            raise ValueError(
+                f"{run} holds another training run (different: {', '.join(different)}). Repeat its command to go on with it, "
+                "or choose another output folder."
+            )
+    write_json(path, wanted)
+
+
+def _last_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint that was written to its end: the host writes ``trainer_state.json`` last."""
+    found = [path for path in folder.glob("checkpoint-*") if (path / "trainer_state.json").exists()]
+    return max(found, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+
+
+def _announce(model: LLM2VecGen) -> None:
+    trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    frozen = sum(parameter.numel() for parameter in model.parameters() if not parameter.requires_grad)
+    if not trainable:
+        raise ValueError("Nothing would be trained: every parameter is frozen.")
+    print(f"Trainable parameters: {trainable:,}; frozen: {frozen:,}.", flush=True)

@@ -1,0 +1,66 @@
+"""The host's trainer, with the three things it cannot know about a student."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from sentence_transformers import SentenceTransformerTrainer
+
+from llm2vec_gen_st.model import LLM2VecGen
+from llm2vec_gen_st.modules.response_head import WEIGHTS_FILE
+from llm2vec_gen_st.modules.suffix_transformer import LORA_FILE, SUFFIX_FILE
+
+
+class StudentTrainer(SentenceTransformerTrainer):
+    """SentenceTransformerTrainer for students.
+
+    It resumes into the model in memory instead of building a second LLM, writes checkpoints without the base model,
+    and divides losses by the tokens and rows of the whole accumulated, distributed batch, so that accumulation and
+    more processes change nothing.
+    """
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], Any]:
+        """Collect the batches of one step and tell each what to divide by.
+
+        Args:
+            epoch_iterator: Where batches come from.
+            num_batches: Batches a step.
+            device: Where counts are gathered.
+
+        Returns:
+            The batches, and the host's own count (not used by our loss).
+        """
+        batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if not batches:
+            return batches, items
+        rows = torch.tensor(float(sum(len(batch["query_input_ids"]) for batch in batches)), device=device)
+        tokens = torch.tensor(
+            float(sum(int(batch["response_attention_mask"].sum()) for batch in batches if "response_input_ids" in batch)),
+            device=device,
+        )
+        counts = self.accelerator.gather(torch.stack([rows, tokens])[None]).sum(dim=0)
+        mean_rows, mean_tokens = (counts / (len(batches) * self.accelerator.num_processes)).tolist()
+        for batch in batches:
+            batch["query_mean_rows"] = torch.tensor(mean_rows)
+            if "response_input_ids" in batch:
+                batch["response_mean_tokens"] = torch.tensor(mean_tokens)
+        return batches, items
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        """Suffix and heads only; the host would add the tokenizer and a pickle of its arguments."""
+        self.model.save_pretrained(output_dir or self.args.output_dir, create_model_card=False)
+
+    def _load_from_checkpoint(self, checkpoint_path: str, *args: Any) -> None:
+        """Read suffix and heads into the model that is there; the host would load a whole second LLM."""
+        model = self.accelerator.unwrap_model(self.model)
+        assert isinstance(model, LLM2VecGen)
+        folder = Path(checkpoint_path)
+        lora = folder / LORA_FILE
+        model.suffix_transformer.load_weights(folder / SUFFIX_FILE, lora if lora.exists() else None)
+        head = next(child for child in folder.iterdir() if child.name.endswith("_ResponseHead"))
+        model.response_head.load_weights(head / WEIGHTS_FILE)

@@ -1,0 +1,433 @@
+"""Our own checkpoint form: what is saved loads again, anywhere, offline, and nothing else does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.util import environment
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from llm2vec_gen_st import LLM2VecGen
+from llm2vec_gen_st.backbone import SMOLLM2_ID, Backbone, BaseModelError, load_backbone
+from llm2vec_gen_st.checkpoints import card, hub, loading, registry
+from llm2vec_gen_st.checkpoints.loading import load_checkpoint
+from llm2vec_gen_st.checkpoints.registry import KNOWN_MODELS, KnownModel, find_known
+from llm2vec_gen_st.modules.lora import lora_parameters
+from llm2vec_gen_st.modules.tensors import CheckpointError
+from llm2vec_gen_st.testing import tiny_backbone, tiny_model
+
+TEXTS = ["where do polar bears live?", "", "rivers " * 400, "<|im_end|> honey 🐝"]
+ROOT = Path(__file__).parent.parent
+
+# Nothing may reach the network or wait for a user.
+BLOCKED = """
+import builtins, socket, sys
+def refuse(*args, **kwargs): raise AssertionError("blocked")
+socket.socket.connect = refuse
+socket.getaddrinfo = refuse
+builtins.input = refuse
+"""
+
+
+def run(code: str, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a new process, without a network and without a user."""
+    return subprocess.run(
+        [sys.executable, "-c", BLOCKED + code, *arguments],
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "PYTHONPATH": str(ROOT), **environ},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def save_backbone(backbone: Backbone, folder: Path) -> Path:
+    backbone.llm.save_pretrained(folder)
+    backbone.tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[LLM2VecGen, Path]:
+    """A student on a base model in a local directory, and where it is saved."""
+    folder = tmp_path_factory.mktemp("saved")
+    base = save_backbone(tiny_backbone(), folder / "base")
+    model = LLM2VecGen.from_base(
+        load_backbone(str(base)), thought_tokens=4, compression_tokens=4, embedding_dim=48, normalize=True, device="cpu"
+    )
+    model.prompts["query"] = "Answer this: "
+    model.default_prompt_name = "document"
+    model.similarity_fn_name = "dot"
+    model.save_pretrained(str(folder / "student"))
+    return model, folder / "student"
+
+
+def copy_of(folder: Path, target: Path) -> Path:
+    for source in folder.rglob("*"):
+        if source.is_file():
+            place = target / source.relative_to(folder)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(source.read_bytes())
+    return target
+
+
+def edit_json(path: Path, **changes: Any) -> None:
+    content = json.loads(path.read_text("utf-8"))
+    content.update(changes)
+    path.write_text(json.dumps(content), "utf-8")
+
+
+LOAD_AND_ENCODE = """
+import json, numpy
+texts = json.loads(sys.argv[2])
+model = {load}
+ways = model.encode, model.encode_query, model.encode_document
+numpy.save(sys.argv[3], numpy.concatenate([encode(texts) for encode in ways]))
+"""
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        "__import__('llm2vec_gen_st').LLM2VecGen(sys.argv[1], device='cpu')",
+        "__import__('sentence_transformers').SentenceTransformer(sys.argv[1], trust_remote_code=True, device='cpu')",
+    ],
+    ids=["LLM2VecGen", "SentenceTransformer"],
+)
+def test_a_new_offline_process_gives_the_same_vectors(saved: Any, tmp_path: Path, load: str) -> None:
+    model, folder = saved
+    done = run(LOAD_AND_ENCODE.format(load=load), str(folder), json.dumps(TEXTS), str(tmp_path / "vectors.npy"))
+    assert done.returncode == 0, done.stderr
+    found = np.load(tmp_path / "vectors.npy")
+    wanted = np.concatenate([model.encode(TEXTS), model.encode_query(TEXTS), model.encode_document(TEXTS)])
+    np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
+def test_settings_are_saved_and_arguments_win(saved: Any) -> None:
+    model, folder = saved
+    again = LLM2VecGen(str(folder), device="cpu")
+    assert again.prompts == model.prompts
+    assert (again.default_prompt_name, again.similarity_fn_name) == ("document", "dot")
+    again = LLM2VecGen(str(folder), device="cpu", prompts={"query": "mine"}, similarity_fn_name="cosine")
+    assert (again.prompts["query"], again.similarity_fn_name) == ("mine", "cosine")
+
+
+def test_plain_constructor_is_told_what_to_do(saved: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host's own error names the flag; where our package is missing, its requirement names all three ways."""
+    _, folder = saved
+    with pytest.raises(ValueError, match="trust_remote_code=True") as refused:
+        SentenceTransformer(str(folder))
+    assert "llm2vec_gen_st" in str(refused.value)
+    for way in ("LLM2VecGen('path/to/this/folder')", "trust_remote_code=True", "export_native"):
+        assert way in (folder / "README.md").read_text("utf-8")
+
+    monkeypatch.setattr(card.importlib.metadata, "version", lambda _: "0.1.0")
+    model = tiny_model()
+    model.save_pretrained(str(tmp_path))
+    real = environment.get_installed_version
+    monkeypatch.setattr(
+        environment, "get_installed_version", lambda name: None if name == card.DISTRIBUTION else real(name)
+    )
+    for flag in (False, True):
+        with pytest.raises(ImportError) as missing:
+            SentenceTransformer(str(tmp_path), trust_remote_code=flag)
+        for way in ("pip install", "LLM2VecGen(path)", "trust_remote_code=True", "export_native"):
+            assert way in str(missing.value)
+
+
+def test_model_card_describes_the_student_and_holds_no_local_path(saved: Any) -> None:
+    model, folder = saved
+    text = (folder / "README.md").read_text("utf-8")
+    assert text.startswith("---\nlibrary_name: sentence-transformers\n")
+    assert f"fingerprint {model.backbone.reference.fingerprint}" in text
+    assert "4 thought + 4 compression tokens" in text
+    assert str(folder.parent) not in text
+    assert str(Path.home()) not in text
+    assert "base_model: " not in text
+
+
+def test_model_card_names_a_base_model_on_the_hub(tmp_path: Path) -> None:
+    backbone = tiny_backbone()
+    reference = type(backbone.reference)("Qwen/Qwen3-4B", "abc", backbone.reference.fingerprint)
+    model = tiny_model(backbone=Backbone(backbone.llm, backbone.tokenizer, reference))
+    model.save_pretrained(str(tmp_path), model_name="me/my-student")
+    text = (tmp_path / "README.md").read_text("utf-8")
+    assert "base_model: Qwen/Qwen3-4B\n" in text
+    assert "LLM2VecGen('me/my-student')" in text
+
+
+@pytest.mark.parametrize("file", ["suffix.safetensors", "1_ResponseHead/model.safetensors"])
+@pytest.mark.parametrize("change", ["missing", "extra", "renamed", "misshapen"])
+def test_wrong_tensors_are_named(saved: Any, tmp_path: Path, file: str, change: str) -> None:
+    folder = copy_of(saved[1], tmp_path / "student")
+    tensors = load_file(folder / file)
+    name = sorted(tensors)[0]
+    if change == "missing":
+        del tensors[name]
+    elif change == "extra":
+        tensors["surplus"] = torch.zeros(1)
+    elif change == "renamed":
+        tensors["other"] = tensors.pop(name)
+    else:
+        tensors[name] = tensors[name][1:].clone()
+    save_file(tensors, folder / file)
+    wanted = {"missing": [f"{name!r} is missing"], "extra": ["'surplus' is not known"]}
+    wanted["renamed"] = [f"{name!r} is missing", "'other' is not known"]
+    wanted["misshapen"] = [f"{name!r} has shape"]
+    with pytest.raises(CheckpointError) as error:
+        LLM2VecGen(str(folder))
+    for words in [*wanted[change], Path(file).name]:
+        assert words in str(error.value)
+
+
+def test_missing_and_broken_files_are_named(saved: Any, tmp_path: Path) -> None:
+    folder = copy_of(saved[1], tmp_path / "student")
+    (folder / "modules.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"modules\.json could not be read as JSON"):
+        LLM2VecGen(str(folder))
+    folder = copy_of(saved[1], tmp_path / "other")
+    (folder / "suffix.safetensors").write_bytes(b"cut")
+    with pytest.raises(CheckpointError, match=r"suffix\.safetensors could not be read"):
+        LLM2VecGen(str(folder))
+    (folder / "suffix.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"suffix\.safetensors is missing"):
+        LLM2VecGen(str(folder))
+
+
+def test_another_base_model_is_refused_with_both_fingerprints(saved: Any, tmp_path: Path) -> None:
+    model, source = saved
+    other = tiny_backbone(seed=1)
+    with pytest.raises(BaseModelError) as error:
+        LLM2VecGen(str(source), backbone=other)
+    for reference in (model.backbone.reference, other.reference):
+        assert str(reference.fingerprint) in str(error.value)
+    assert LLM2VecGen(str(source), backbone=other, verify_base=False).llm is other.llm
+
+
+def test_a_base_directory_may_move_with_the_checkpoint(saved: Any, tmp_path: Path) -> None:
+    model, source = saved
+    folder = copy_of(source, tmp_path / "student")
+    save_backbone(tiny_backbone(), tmp_path / "base")
+    base = json.loads((folder / "suffix_config.json").read_text("utf-8"))["base"]
+    assert Path(base["id"]).is_absolute()
+    edit_json(folder / "suffix_config.json", base={**base, "id": "../base"})
+    np.testing.assert_allclose(LLM2VecGen(str(folder), device="cpu").encode(TEXTS), model.encode(TEXTS), atol=1e-6)
+
+
+def test_checkpoint_size_does_not_grow_with_the_base_model(tmp_path: Path) -> None:
+    sizes = []
+    for layers in (1, 8):
+        config = LlamaConfig(
+            vocab_size=320 * layers,
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=layers,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+        )
+        folder = tmp_path / str(layers)
+        tiny_model(backbone=tiny_backbone(config)).save_pretrained(str(folder))
+        sizes.append(sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()))
+        assert not [path for path in folder.rglob("*") if path.suffix in (".bin", ".pt", ".pth", ".pkl")]
+    assert abs(sizes[0] - sizes[1]) < 256
+    assert sizes[0] < 100_000
+
+
+def test_lora_is_saved_with_the_student(tmp_path: Path) -> None:
+    lora = {"r": 4, "lora_alpha": 8, "lora_dropout": 0.0, "target_modules": ["q_proj", "down_proj"]}
+    model = LLM2VecGen.from_base(tiny_backbone(), embedding_dim=48, device="cpu", lora=lora)
+    plain = model.encode(TEXTS)
+    for parameter in lora_parameters(model.llm).values():
+        torch.nn.init.normal_(parameter, std=0.1)
+    assert np.abs(model.encode(TEXTS) - plain).max() > 1e-3
+    model.save_pretrained(str(tmp_path))
+    again = LLM2VecGen(str(tmp_path), backbone=tiny_backbone(), device="cpu")
+    np.testing.assert_allclose(again.encode(TEXTS), model.encode(TEXTS), atol=1e-6)
+    path = tmp_path / "lora.safetensors"
+    tensors = load_file(path)
+    name = sorted(tensors)[0]
+    save_file({key: value for key, value in tensors.items() if key != name}, path)
+    with pytest.raises(CheckpointError, match=f"'{name}' is missing"):
+        LLM2VecGen(str(tmp_path), backbone=tiny_backbone())
+
+
+def test_lora_stays_in_float32_on_a_bfloat16_base(tmp_path: Path) -> None:
+    lora = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}
+    backbone = tiny_backbone()
+    backbone.llm.to(torch.bfloat16)
+    model = LLM2VecGen.from_base(backbone, embedding_dim=48, device="cpu", lora=lora)
+    assert {parameter.dtype for parameter in lora_parameters(model.llm).values()} == {torch.float32}
+    assert model.encode(TEXTS).dtype == np.float32
+
+
+LOAD_ALL = """
+import json
+from llm2vec_gen_st import LLM2VecGen
+for name in sys.argv[1:]:
+    try:
+        LLM2VecGen(name, revision="v7")
+    except Exception as error:
+        print(json.dumps([type(error).__name__, str(error)]))
+"""
+
+
+@pytest.mark.parametrize("offline", ["1", "0"])
+def test_what_is_missing_is_named_at_once(saved: Any, tmp_path: Path, offline: str) -> None:
+    folder = copy_of(saved[1], tmp_path / "student")
+    base = {"id": "nobody/no-such-model", "revision": "abc123", "fingerprint": "f"}
+    edit_json(folder / "suffix_config.json", base=base)
+    names = [str(folder), "nobody/no-such-student", "llm2vec-gen-qwen3-4b", "no/such/path"]
+    done = run(LOAD_ALL, *names, HF_HUB_OFFLINE=offline, TRANSFORMERS_OFFLINE=offline)
+    assert done.returncode == 0, done.stderr
+    errors = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [kind for kind, _ in errors] == ["BaseModelError"] + ["CheckpointError"] * 3
+    assert errors[0][1].startswith("The base model 'nobody/no-such-model' (revision abc123) could not be loaded")
+    assert errors[1][1].startswith("'nobody/no-such-student' (revision v7)")
+    assert errors[2][1].startswith("'llm2vec-gen-qwen3-4b' stands for 'McGill-NLP/LLM2Vec-Gen-Qwen3-4B' (revision v7)")
+    assert errors[3][1].startswith("'no/such/path' (revision v7)")
+    assert all("llm2vec-gen-smollm2-135m" in text for _, text in errors[1:])
+
+
+def test_code_of_a_base_model_is_refused_and_never_asked_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Left alone, transformers waits for an answer on stdin before it runs a model's own code."""
+
+    def ask(*_: Any) -> str:
+        raise AssertionError("asked on stdin")
+
+    monkeypatch.setattr("builtins.input", ask)
+    base = save_backbone(tiny_backbone(), tmp_path / "base")
+    edit_json(
+        base / "config.json",
+        model_type="unheard-of",
+        auto_map={"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"},
+    )
+    (base / "code.py").write_text("raise SystemExit('the code ran')")
+    with pytest.raises(BaseModelError, match="trust_remote_code=True") as error:
+        load_backbone(str(base))
+    assert "asked on stdin" not in str(error.value)
+
+
+@pytest.mark.parametrize("options", [{"dtype": torch.bfloat16}, {"dtype": torch.bfloat16, "device_map": {"": "cpu"}}])
+def test_encodes_and_decodes_as_loaded(saved: Any, options: dict[str, Any]) -> None:
+    model = LLM2VecGen(str(saved[1]), model_kwargs=options)
+    assert model.llm.dtype == torch.bfloat16
+    vectors = model.encode(TEXTS)
+    assert vectors.dtype == np.float32
+    assert np.isfinite(vectors).all()
+    wanted = saved[0].encode(TEXTS)
+    assert ((vectors * wanted).sum(1) > 0.98).all()
+    assert len(model.decode(model.encode_soft_prompts(TEXTS), max_new_tokens=4)) == len(TEXTS)
+
+
+def test_the_base_weights_are_loaded_once_and_shared(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    real = AutoModelForCausalLM.from_pretrained
+
+    def from_pretrained(*args: Any, **kwargs: Any) -> Any:
+        calls.append(real(*args, **kwargs))
+        return calls[-1]
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", from_pretrained)
+    model = LLM2VecGen(str(saved[1]), device="cpu")
+    assert len(calls) == 1
+    assert model.llm is calls[0]
+    assert model.suffix_transformer.llm is model.backbone.llm is calls[0]
+    second = LLM2VecGen(str(saved[1]), device="cpu", backbone=model.backbone)
+    assert len(calls) == 1
+    assert second.llm is model.llm
+    counted = sum(parameter.numel() for parameter in model.parameters())
+    parts = [*model.llm.parameters(), model.suffix_transformer.suffix, *model.response_head.parameters()]
+    assert counted == sum(parameter.numel() for parameter in parts)
+
+
+def test_hub_options_hold_for_the_base_model_too(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+    real = AutoModelForCausalLM.from_pretrained
+
+    def from_pretrained(*args: Any, **kwargs: Any) -> Any:
+        asked.update(kwargs)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", from_pretrained)
+    official = Path(__file__).parent / "fixtures" / "parity" / "llama" / "official"
+    for folder in (saved[1], official):
+        asked.clear()
+        LLM2VecGen(str(folder), token="secret", cache_folder=str(saved[1]), local_files_only=True, device="cpu")
+        assert (asked["token"], asked["cache_dir"], asked["local_files_only"]) == ("secret", str(saved[1]), True)
+
+
+def test_directories_that_are_no_student_say_so(saved: Any, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"neither modules\.json .* nor encoder/adapter_config\.json"):
+        LLM2VecGen(str(tmp_path))
+    folder = copy_of(saved[1], tmp_path / "student")
+    modules = json.loads((folder / "modules.json").read_text("utf-8"))
+    (folder / "modules.json").write_text(json.dumps([*modules, {**modules[1], "type": "os.path.Evil", "path": "3_E"}]))
+    with pytest.raises(CheckpointError, match=r"os\.path\.Evil belongs to another package"):
+        LLM2VecGen(str(folder))
+    (folder / "modules.json").write_text(json.dumps([modules[0], {**modules[1], "path": "../elsewhere"}]))
+    with pytest.raises(CheckpointError, match="leaves the checkpoint"):
+        LLM2VecGen(str(folder))
+
+
+def test_names_stand_for_base_models_and_checkpoints() -> None:
+    assert len({model.name for model in KNOWN_MODELS}) == len(KNOWN_MODELS)
+    for model in KNOWN_MODELS:
+        assert (model.hub_id is None) != (model.folder is None)
+        assert model.learning_rate == (3e-4 if "qwen3" in model.name else 5e-4)
+    known = find_known("LLM2Vec-Gen-Qwen3-0.6B")
+    assert known is not None
+    assert known.hub_id == "McGill-NLP/LLM2Vec-Gen-Qwen3-06B"
+    assert known.base_id == "Qwen/Qwen3-0.6B"
+    assert known.teacher_adapters is not None
+    assert known.teacher_adapters[1] == "McGill-NLP/LLM2Vec-Qwen3-06B-mntp-unsup-simcse"
+    assert find_known("somewhere/else") is None
+
+
+def test_a_name_of_the_paper_is_fetched_without_pickles(monkeypatch: pytest.MonkeyPatch, saved: Any) -> None:
+    asked: dict[str, Any] = {}
+
+    def snapshot_download(repo_id: str, **options: Any) -> str:
+        asked.update(options, id=repo_id)
+        return str(saved[1])
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    load_checkpoint("llm2vec-gen-llama3.2-1b", revision="v2", local_files_only=True)
+    assert asked["id"] == "McGill-NLP/LLM2Vec-Gen-Meta-Llama-32-1B-Instruct"
+    assert (asked["revision"], asked["local_files_only"]) == ("v2", True)
+    names = ["optimizer.pt", "training_args.bin", "rng_state.pth", "model.safetensors", "model-00001-of-2.safetensors"]
+    from huggingface_hub.utils import filter_repo_objects
+
+    assert list(filter_repo_objects(names, allow_patterns=hub._FILES)) == []
+    wanted = ["modules.json", "encoder/adapter_model.safetensors", "alignment_mlp", "1_ResponseHead/model.safetensors"]
+    assert list(filter_repo_objects(wanted, allow_patterns=hub._FILES)) == wanted
+
+
+def test_a_built_in_model_is_only_warned_about_its_base_without_the_package(
+    saved: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The packaged base model has 4-bit weights, the hub's has not: close, not the same."""
+    folder = copy_of(saved[1], tmp_path / "llm2vec-gen-smollm2-135m")
+    base = json.loads((folder / "suffix_config.json").read_text("utf-8"))["base"]
+    edit_json(folder / "suffix_config.json", base={**base, "fingerprint": "0" * 16})
+    monkeypatch.setattr(registry, "PRETRAINED", tmp_path)
+    with pytest.raises(BaseModelError):
+        load_checkpoint("llm2vec-gen-smollm2-135m")
+    monkeypatch.setattr(loading, "packaged_smollm2", lambda: None)
+    load_checkpoint("llm2vec-gen-smollm2-135m")
+    assert "0" * 16 in caplog.text
+    with pytest.raises(CheckpointError, match="not part of this installation"):
+        load_checkpoint("llm2vec-gen-smollm2-135m-self")
+    assert KnownModel("a", SMOLLM2_ID, 1.0).folder == tmp_path / "a"
