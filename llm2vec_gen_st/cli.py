@@ -241,6 +241,7 @@ def train(
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Replace a field of the recipe: key=value. Repeatable.")
     ] = None,
+    partial: Annotated[bool, typer.Option("--partial", help="Accept responses that are not all written yet.")] = False,
 ) -> None:
     r"""Train a student on queries and responses; the same command again goes on where it stopped.
 
@@ -259,7 +260,7 @@ def train(
         raise ValueError(f"--set: no recipe has the fields {unknown}; known are {sorted(known)}.")
     options: dict[str, Any] = {"base": base, "teacher": teacher, "recipe": recipe}
     options = {key: value for key, value in options.items() if value is not None}
-    options.update(overrides)
+    options.update(overrides, partial=partial)
     train_student(responses, output, **options)
     print(f"{output}: student saved; load it with LLM2VecGen({str(output)!r}).")
 

@@ -47,7 +47,7 @@ def run(code: str, *arguments: str, **environ: str) -> subprocess.CompletedProce
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
 
@@ -299,9 +299,7 @@ def test_what_is_missing_is_named_at_once(saved: Any, tmp_path: Path, offline: s
     assert all("llm2vec-gen-smollm2-135m" in text for _, text in errors[1:])
 
 
-def test_code_of_a_base_model_is_refused_and_never_asked_about(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_of_a_base_model_is_refused_and_never_asked_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Left alone, transformers waits for an answer on stdin before it runs a model's own code."""
 
     def ask(*_: Any) -> str:

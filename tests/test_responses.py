@@ -68,6 +68,16 @@ def _ending_at(backbone: Backbone, token: int) -> Backbone:
     return backbone
 
 
+def _greedy_by_hand(backbone: Backbone, query: str, count: int) -> list[int]:
+    """The tokens the LLM writes after a query, by one unbatched pass each."""
+    prompt = f"<|im_start|>user\n{query}<|im_end|>\n<|im_start|>assistant\n"
+    ids = torch.tensor([backbone.tokenizer(prompt)["input_ids"]])
+    for _ in range(count):
+        with torch.no_grad():
+            ids = torch.cat([ids, backbone.llm(input_ids=ids).logits[:, -1].argmax(dim=-1, keepdim=True)], dim=1)
+    return ids[0, -count:].tolist()
+
+
 class Scripted:
     """Stands in for an LLM's ``generate``: writes given texts, each with or without an end."""
 
@@ -152,15 +162,19 @@ def test_every_finished_batch_is_on_disk_when_the_next_fails(tmp_path: Path, mon
 
 
 def test_greedy_responses_do_not_depend_on_the_batch(tmp_path: Path) -> None:
-    """Also with a repetition penalty in the LLM's own config, which would count padding."""
+    """Also with a repetition penalty in the LLM's own config, which would count padding, here the end of text."""
     backbone = talking()
-    backbone.llm.generation_config.repetition_penalty = 3.0
     queries = [*QUERIES, "a", "Rivers carry water from the mountains to the sea. " * 8]
+    written = _greedy_by_hand(backbone, QUERIES[2], 12)
+    backbone.tokenizer.eos_token = None
+    backbone.llm.generation_config.eos_token_id = written[5]
+    backbone.llm.generation_config.repetition_penalty = 3.0
     found = {
         size: _rows(_write(tmp_path / str(size), backbone, queries, batch_size=size, max_new_tokens=20))
         for size in (1, 3, 8)
     }
     assert found[1] == found[3] == found[8]
+    assert "ok" in {row["flag"] for row in found[1]}
     assert len({row["response"] for row in found[1]}) >= 4
 
 
@@ -217,13 +231,7 @@ def test_responses_end_at_the_llms_own_end_of_text(tmp_path: Path) -> None:
     long = generate_responses(backbone, plain, QUERIES, settings)
     assert {response.flag for response in long} == {"cut_off"}
     assert {response.tokens for response in long} == {12}
-    prompt = "<|im_start|>user\nWhere do bees live?<|im_end|>\n<|im_start|>assistant\n"
-    ids = torch.tensor([backbone.tokenizer(prompt)["input_ids"]])
-    by_hand = []
-    for _ in range(12):
-        with torch.no_grad():
-            by_hand.append(int(backbone.llm(input_ids=ids).logits[0, -1].argmax()))
-        ids = torch.cat([ids, torch.tensor([by_hand[-1:]])], dim=1)
+    by_hand = _greedy_by_hand(backbone, "Where do bees live?", 12)
     assert long[QUERIES.index("Where do bees live?")].text == backbone.tokenizer.decode(by_hand).strip()
     end = by_hand[5]
     assert end not in by_hand[:5] or by_hand.index(end) > 0

@@ -79,9 +79,7 @@ def save_tokenizer(
         },
     )
     names = settings.get("additional_special_tokens")
-    write_json(
-        directory / "special_tokens_map.json", roles | ({"additional_special_tokens": names} if names else {})
-    )
+    write_json(directory / "special_tokens_map.json", roles | ({"additional_special_tokens": names} if names else {}))
 
 
 def write_text(path: Path, text: str) -> None:

@@ -123,16 +123,17 @@ def _convert(name: str, value: Any, like: Any) -> Any:
 
 _SMOLLM2 = Recipe(
     init="ridge",
-    learning_rate=1e-3,
+    learning_rate=5e-4,
     warmup_steps=50,
-    epochs=1.0,
     align_reduction="sum",
+    recon_weight=0.2,
+    recon_share=0.25,
     include=("ok", "cut_off"),
     query_prompts=("", QUERY),
     document_sources=("response", "query"),
-    max_seq_length=512,
     max_response_tokens=96,
     held_out=500,
+    save_steps=100,
 )
 
 RECIPES: dict[str, Recipe] = {
@@ -140,7 +141,9 @@ RECIPES: dict[str, Recipe] = {
     "qwen2.5": Recipe(learning_rate=5e-4, gradient_checkpointing=True),
     "llama3": Recipe(learning_rate=5e-4, gradient_checkpointing=True),
     "smollm2-135m": _SMOLLM2,
-    "smollm2-135m-self": replace(_SMOLLM2, center_labels=True, normalize_labels=True),
+    "smollm2-135m-self": replace(
+        _SMOLLM2, document_sources=("response",), center_labels=True, normalize_labels=True
+    ),
 }
 
 

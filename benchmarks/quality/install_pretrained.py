@@ -1,0 +1,66 @@
+"""Put a trained student into the package: adapter and model card there, recipe, log and loss plot beside this file.
+
+    python benchmarks/quality/install_pretrained.py RUN_FOLDER NAME
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import typer
+from select_queries import SOURCES
+
+from llm2vec_gen_st import LLM2VecGen
+from llm2vec_gen_st.checkpoints.registry import PRETRAINED
+
+RECORDS = Path(__file__).parent / "records"
+NOT_SHIPPED = "training"
+
+
+def training_section(run: Path) -> str:
+    """What the model card says about how the student was trained."""
+    record = json.loads((run / NOT_SHIPPED / "recipe.json").read_text(encoding="utf-8"))
+    recipe = record["recipe"]
+    sources = "\n".join(f"| {source} | {licence} |" for source, licence in sorted(SOURCES.items()))
+    return f"""
+## Training
+
+Self-supervised: the base model wrote a response to each of {record["rows"]:,} unlabeled queries; the student was trained
+to give, for a query, the embedding that the teacher (`{record["teacher"]}`) gives to that response, and to make the frozen
+base model write the response from the student's soft prompt. Responses{
+        " and queries" if "query" in recipe["document_sources"] else ""
+    } also served as documents, with the document's
+instruction before them and themselves as target. No text of an evaluation set was used.
+Base model, queries and responses are English; like its base model this one is small, makes mistakes, and repeats what its
+data holds.
+
+Queries came from these sets, whose licences allow commercial use (Creative Commons ones ask for attribution, those with
+"SA" for the same licence on adapted data):
+
+| queries | licence |
+|---|---|
+{sources}
+
+The adapter is under the MIT licence; the base model, SmolLM2-135M-Instruct, under Apache-2.0.
+"""
+
+
+def main(run: Path, name: str) -> None:
+    """Copy a finished run's student, and print its size."""
+    target = PRETRAINED / name
+    shutil.rmtree(target, ignore_errors=True)
+    LLM2VecGen(str(run)).save_pretrained(str(target), model_name=name)
+    card = target / "README.md"
+    card.write_text(card.read_text(encoding="utf-8") + training_section(run), encoding="utf-8")
+    record = RECORDS / name
+    record.mkdir(parents=True, exist_ok=True)
+    for file in ("recipe.json", "ridge.json", "log.jsonl", "loss.png"):
+        shutil.copyfile(run / NOT_SHIPPED / file, record / file)
+    size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
+    print(f"{target.name}: {size / 1e6:.2f} MB")
+
+
+if __name__ == "__main__":
+    typer.run(main)
