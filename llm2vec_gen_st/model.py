@@ -16,7 +16,7 @@ from tqdm.auto import trange
 from transformers import PreTrainedModel
 from typing_extensions import Self
 
-from llm2vec_gen_st.backbone import Backbone, load_backbone
+from llm2vec_gen_st.backbone import Backbone, embedding_weight, load_backbone
 from llm2vec_gen_st.checkpoints.card import host_requirements, student_card
 from llm2vec_gen_st.interpret.decode import decode_soft_prompts
 from llm2vec_gen_st.modules import ResponseHead, SuffixTransformer
@@ -97,7 +97,9 @@ class LLM2VecGen(SentenceTransformer):
         **kwargs: Any,
     ) -> None:
         if (model_name_or_path is None) == (modules is None):
-            raise ValueError("Give LLM2VecGen a name or path, or ready modules; to start untrained use LLM2VecGen.from_base.")
+            raise ValueError(
+                "Give LLM2VecGen a name or path, or ready modules; to start untrained use LLM2VecGen.from_base."
+            )
         saved: dict[str, Any] = {}
         if model_name_or_path is not None:
             from llm2vec_gen_st.checkpoints.loading import load_checkpoint
@@ -316,8 +318,8 @@ class LLM2VecGen(SentenceTransformer):
             prompts = prompts[None]
         if prompts.ndim != 3 or prompts.shape[-1] != hidden:
             raise ValueError(
-                f"decode takes soft prompts of shape (N, {count}, {hidden}) from encode_soft_prompts, or texts; an array "
-                f"of shape {tuple(prompts.shape)} is not one (a pooled embedding has lost what decoding needs)."
+                f"decode takes soft prompts of shape (N, {count}, {hidden}) from encode_soft_prompts, or texts; an "
+                f"array of shape {tuple(prompts.shape)} is not one (a pooled embedding has lost what decoding needs)."
             )
         transformer = self.suffix_transformer
         with lora_enabled(self.llm, False, transformer.lora is not None):
@@ -447,4 +449,4 @@ def _placed_by_loading(modules: list[nn.Module], model_kwargs: dict[str, Any] | 
     placed = (model_kwargs or {}).get("device_map") is not None or getattr(llm, "hf_device_map", None) is not None
     if not placed and not getattr(llm, "is_quantized", False):
         return None
-    return llm.get_input_embeddings().weight.device
+    return embedding_weight(llm).device

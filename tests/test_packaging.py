@@ -109,8 +109,7 @@ def test_a_core_install_imports_encodes_and_decodes_without_any_extra(core_insta
     [
         ("from llm2vec_gen_st.files import read_rows; read_rows('x.parquet')", "train"),
         (
-            "from pathlib import Path; from llm2vec_gen_st.files import write_rows; "
-            "write_rows(Path('x.parquet'), [])",
+            "from pathlib import Path; from llm2vec_gen_st.files import write_rows; write_rows(Path('x.parquet'), [])",
             "train",
         ),
         ("from llm2vec_gen_st.responses import read_responses; read_responses('.')", "train"),

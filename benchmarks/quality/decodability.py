@@ -17,21 +17,25 @@ import numpy as np
 import typer
 from rich.console import Console
 from rich.table import Table
+from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 
 from llm2vec_gen_st import LLM2VecGen
 from llm2vec_gen_st.files import write_json
 from llm2vec_gen_st.training.data import load_rows, split_held_out
 from llm2vec_gen_st.training.recipes import Recipe
 
-# Words without content of their own; short words are left out anyway.
-COMMON = frozenset(
-    "about above after again against also although always among another because been before being below between both "
-    "cannot could different does doing down during each either every first found from further have having here into "
-    "itself just like made make many might more most much must need never often only other over perhaps same several "
-    "should since some something still such than that their them then there these they thing things this those through "
-    "under until used using various very want well were what when where whether which while will with within without "
-    "would your yours including include known several example important specific provide several help".split()
-)
+# Words that any answer may hold, beside the usual stop words; words under four letters are left out anyway.
+COMMON = ENGLISH_STOP_WORDS | {
+    "different",
+    "example",
+    "help",
+    "important",
+    "include",
+    "including",
+    "known",
+    "like",
+    "make",
+}
 
 
 def content_words(text: str) -> set[str]:

@@ -1,6 +1,6 @@
 """Put a trained student into the package: adapter and model card there, recipe, log and loss plot beside this file.
 
-    python benchmarks/quality/install_pretrained.py RUN_FOLDER NAME
+python benchmarks/quality/install_pretrained.py RUN_FOLDER NAME
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ def training_section(run: Path) -> str:
     return f"""
 ## Training
 
-Self-supervised: the base model wrote a response to each of {record["rows"]:,} unlabeled queries; the student was trained
-to give, for a query, the embedding that the teacher (`{record["teacher"]}`) gives to that response, and to make the frozen
-base model write the response from the student's soft prompt. Responses{
+Self-supervised: the base model wrote a response to each of {
+        record["rows"]:,} unlabeled queries; the student was trained
+to give, for a query, the embedding that the teacher (`{record["teacher"]}`) gives to that response,
+and to make the frozen base model write the response from the student's soft prompt. Responses{
         " and queries" if "query" in recipe["document_sources"] else ""
     } also served as documents, with the document's
 instruction before them and themselves as target. No text of an evaluation set was used.

@@ -1,6 +1,6 @@
 """Choose the built-in models' training queries: sources whose licence allows commercial reuse, benchmarks left out.
 
-    python benchmarks/quality/select_queries.py QUERIES.jsonl.gz runs/queries.jsonl
+python benchmarks/quality/select_queries.py QUERIES.jsonl.gz runs/queries.jsonl
 """
 
 from __future__ import annotations

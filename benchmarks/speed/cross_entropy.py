@@ -45,7 +45,9 @@ def measure(way: str) -> dict[str, float | list[float]]:
 def main() -> None:
     """Run both ways and print the comparison."""
     found = {
-        way: json.loads(subprocess.run([sys.executable, __file__, way], capture_output=True, check=True, text=True).stdout)
+        way: json.loads(
+            subprocess.run([sys.executable, __file__, way], capture_output=True, check=True, text=True).stdout
+        )
         for way in ("full", "chunked")
     }
     full, chunked = found["full"], found["chunked"]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 from tqdm.auto import tqdm
 from transformers import GenerationConfig
 
-from llm2vec_gen_st.backbone import Backbone
+from llm2vec_gen_st.backbone import Backbone, embedding_weight
 from llm2vec_gen_st.responses.generation import end_of_text_ids
 
 
@@ -37,7 +38,7 @@ def decode_ids(
     """
     ends = list(end_ids) if end_ids is not None else end_of_text_ids(backbone)
     pad = ends[0] if ends else 0
-    weight = backbone.llm.get_input_embeddings().weight
+    weight = embedding_weight(backbone.llm)
     dtype = weight.dtype if weight.dtype.is_floating_point else backbone.llm.dtype
     config = GenerationConfig(
         max_new_tokens=max_new_tokens,
@@ -50,7 +51,7 @@ def decode_ids(
     starts = range(0, len(soft_prompts), batch_size)
     for start in tqdm(starts, desc="decode", unit="batch", disable=not progress):
         prompts = soft_prompts[start : start + batch_size].to(weight.device, dtype)
-        rows = backbone.llm.generate(
+        rows = cast(Any, backbone.llm).generate(
             inputs_embeds=prompts,
             attention_mask=torch.ones(prompts.shape[:2], dtype=torch.long, device=weight.device),
             generation_config=config,
@@ -69,9 +70,15 @@ def decode_soft_prompts(
     batch_size: int = 32,
     progress: bool = False,
 ) -> list[str]:
-    """The text of each soft prompt; arguments as :func:`decode_ids`.
+    """The text of each soft prompt.
 
     Args:
+        backbone: The frozen LLM.
+        soft_prompts: (N, n, H).
+        max_new_tokens: Longest text in tokens.
+        end_ids: Ids that end a text; ``None`` for the LLM's own.
+        batch_size: Soft prompts decoded at once.
+        progress: Whether a progress bar is shown.
         end_text: Text at which a result ends, for LLMs trained to write one that is not a token of theirs.
 
     Returns:

@@ -9,6 +9,8 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from llm2vec_gen_st.backbone import embedding_weight
+
 LogitsFunction = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -24,9 +26,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         for start in range(0, len(hidden), chunk):
             part = hidden[start : start + chunk].detach().requires_grad_(gradient is not None)
             with torch.set_grad_enabled(gradient is not None):
-                loss = functional.cross_entropy(
-                    logits_of(part).float(), labels[start : start + chunk], reduction="sum"
-                )
+                loss = functional.cross_entropy(logits_of(part).float(), labels[start : start + chunk], reduction="sum")
             if gradient is not None:
                 (gradient[start : start + chunk],) = torch.autograd.grad(loss, part)
             total += loss.detach()
@@ -90,7 +90,7 @@ def check_lm_logits(llm: PreTrainedModel) -> None:
     Raises:
         ValueError: If they differ; the family then applies something after its head that is not known here.
     """
-    ids = torch.zeros(1, 1, dtype=torch.long, device=llm.get_input_embeddings().weight.device)
+    ids = torch.zeros(1, 1, dtype=torch.long, device=embedding_weight(llm).device)
     hidden = llm.base_model(input_ids=ids, use_cache=False).last_hidden_state
     expected = llm(input_ids=ids, use_cache=False).logits.float()
     found = lm_logits(llm, hidden).float().to(expected.device)

@@ -76,8 +76,9 @@ class LLM2VecGenLoss(nn.Module):
         """Both weighted terms.
 
         Args:
-            sentence_features: Features of the queries, and of the responses if the reconstruction has weight; with fewer
-                responses than queries only the first queries are reconstructed. They may hold ``mean_rows`` and ``mean_tokens``: what to divide by when batches are accumulated.
+            sentence_features: Features of the queries, and of the responses if the reconstruction has weight; with
+                fewer responses than queries only the first queries are reconstructed. They may hold ``mean_rows`` and
+                ``mean_tokens``: what to divide by when batches are accumulated.
             labels: Teacher embeddings (B, D), if the alignment has weight.
 
         Returns:

@@ -35,8 +35,6 @@ class ResponseHead(Module):
         (2, 4)
     """
 
-    config_keys: list[str] = ["hidden_size", "embedding_dim", "reconstruction", "alignment"]
-
     def __init__(
         self, hidden_size: int, embedding_dim: int, *, reconstruction: bool = True, alignment: bool = True
     ) -> None:

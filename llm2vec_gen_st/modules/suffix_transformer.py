@@ -10,9 +10,17 @@ from typing import Any
 import torch
 from sentence_transformers.base.modules import InputModule
 from torch import nn
+from transformers import PreTrainedTokenizerBase
 from typing_extensions import Self
 
-from llm2vec_gen_st.backbone import Backbone, BaseReference, check_fingerprint, load_backbone, with_hub_options
+from llm2vec_gen_st.backbone import (
+    Backbone,
+    BaseReference,
+    check_fingerprint,
+    embedding_weight,
+    load_backbone,
+    with_hub_options,
+)
 from llm2vec_gen_st.files import write_json
 from llm2vec_gen_st.modules.lora import add_lora, load_lora, lora_enabled, lora_parameters
 from llm2vec_gen_st.modules.tensors import CheckpointError, load_tensors, save_tensors
@@ -44,6 +52,7 @@ class SuffixTransformer(InputModule):
     """
 
     config_file_name = CONFIG_FILE
+    tokenizer: PreTrainedTokenizerBase
 
     def __init__(
         self,
@@ -78,7 +87,7 @@ class SuffixTransformer(InputModule):
         self.base = backbone.reference
         self.tokenizer = backbone.tokenizer
         self.text_tokenizer = TextTokenizer(backbone.tokenizer)
-        embeddings = backbone.llm.get_input_embeddings().weight
+        embeddings = embedding_weight(backbone.llm)
         # First parameter of the model and float32: the host casts later modules to the dtype of the first parameter.
         self.suffix = nn.Parameter(
             torch.randn(self.suffix_length, embeddings.shape[1], device=_real_device(embeddings))
@@ -90,7 +99,7 @@ class SuffixTransformer(InputModule):
 
     @property
     def suffix_length(self) -> int:
-        """m + n."""
+        """M + n."""
         return self.thought_tokens + self.compression_tokens
 
     @property
@@ -172,15 +181,13 @@ class SuffixTransformer(InputModule):
         index = first[:, None] + torch.arange(self.compression_tokens, device=hidden.device)
         return hidden.gather(1, index[..., None].expand(-1, -1, hidden.shape[-1]))
 
-    def _states_after_frozen_text(
-        self, ids: torch.Tensor, lengths: torch.Tensor, mask: torch.Tensor
-    ) -> torch.Tensor:
+    def _states_after_frozen_text(self, ids: torch.Tensor, lengths: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """The same states with gradients for the suffix only: attention is causal, so text needs none."""
         if ids.shape[1] == 0:
             return self._states(ids, lengths)
         with torch.no_grad():
             past = self.llm.base_model(input_ids=ids, use_cache=True).past_key_values
-        suffix = self._suffix_like(self.llm.get_input_embeddings().weight).expand(len(ids), -1, -1)
+        suffix = self._suffix_like(embedding_weight(self.llm)).expand(len(ids), -1, -1)
         steps = torch.arange(self.suffix_length, device=ids.device)
         hidden = self.llm.base_model(
             inputs_embeds=suffix,
@@ -202,23 +209,34 @@ class SuffixTransformer(InputModule):
         dtype = reference.dtype if reference.dtype.is_floating_point else self.llm.dtype
         return self.suffix.to(device=reference.device, dtype=dtype)
 
-    def response_ids(self, responses: Sequence[str], limit: int) -> list[list[int]]:
+    def response_ids(
+        self, responses: Sequence[str], limit: int, *, ended: Sequence[bool] | None = None
+    ) -> list[list[int]]:
         """Token ids of responses as reconstruction targets: text, then the end of the response.
 
         Args:
             responses: B responses.
             limit: Longest target in tokens; a longer one loses its end.
+            ended: For each response whether it came to its end; one that was broken off gets no end. All did if not
+                given.
 
         Returns:
             B lists of ids.
+
+        Raises:
+            ValueError: If there is nothing that could end a response.
         """
         end = self.end_of_response if self.end_of_response is not None else self.tokenizer.eos_token
         if end is None:
-            raise ValueError("The tokenizer has no end-of-text token; set end_of_response to the text that ends a response.")
+            raise ValueError(
+                "The tokenizer has no end-of-text token; set end_of_response to the text that ends a response."
+            )
         end_id = self.tokenizer.get_added_vocab().get(end)
-        if end_id is None:
-            return [row.ids for row in self.text_tokenizer.batch([text + end for text in responses], limit)]
-        return [(row.ids + [end_id])[:limit] for row in self.text_tokenizer.batch(responses, limit)]
+        written: list[list[int]] = []
+        for response, whole in zip(responses, ended or [True] * len(responses), strict=True):
+            ids = self.text_tokenizer.ids(response + end if whole and end_id is None else response, limit).ids
+            written.append([*ids, end_id][:limit] if whole and end_id is not None else ids)
+        return written
 
     def get_config_dict(self) -> dict[str, Any]:
         """What is saved as ``suffix_config.json``."""
@@ -279,7 +297,9 @@ class SuffixTransformer(InputModule):
         config_path = file(CONFIG_FILE)
         config = json.loads(Path(config_path).read_text(encoding="utf-8"))
         if config.pop("format_version", None) != FORMAT_VERSION:
-            raise CheckpointError(f"{config_path}: only format_version {FORMAT_VERSION} can be read; update llm2vec-gen-st.")
+            raise CheckpointError(
+                f"{config_path}: only format_version {FORMAT_VERSION} can be read; update llm2vec-gen-st."
+            )
         expected = BaseReference(**config.pop("base"))
         if backbone is None:
             base_id = expected.id
@@ -302,7 +322,9 @@ class SuffixTransformer(InputModule):
         suffix = load_tensors(suffix_path, {"suffix": tuple(self.suffix.shape)})["suffix"]
         self.suffix.data.copy_(suffix)
         if lora_path is not None:
-            load_lora(self.llm, load_tensors(lora_path, {k: tuple(v.shape) for k, v in lora_parameters(self.llm).items()}))
+            load_lora(
+                self.llm, load_tensors(lora_path, {k: tuple(v.shape) for k, v in lora_parameters(self.llm).items()})
+            )
 
 
 def pad_right(rows: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:

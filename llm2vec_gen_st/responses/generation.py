@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
-from llm2vec_gen_st.backbone import Backbone
+from llm2vec_gen_st.backbone import Backbone, embedding_weight
 from llm2vec_gen_st.text import TextTokenizer, chat_ids
 
 _REASONING = re.compile(r"<think>.*?</think>", re.DOTALL)
@@ -106,7 +107,7 @@ def generate_responses(
     ends = end_of_text_ids(backbone)
     pad = ends[0] if ends else 0
     width = max(len(prompt) for prompt in prompts)
-    device = backbone.llm.get_input_embeddings().weight.device
+    device = embedding_weight(backbone.llm).device
     ids = torch.full((len(prompts), width), pad)
     mask = torch.zeros_like(ids)
     for row, prompt in enumerate(prompts):
@@ -128,17 +129,14 @@ def generate_responses(
     with torch.random.fork_rng(enabled=settings.temperature > 0):
         if settings.temperature > 0:
             torch.manual_seed(settings.seed + seed)
-        generated = backbone.llm.generate(
+        generated = cast(Any, backbone.llm).generate(
             input_ids=ids.to(device),
             attention_mask=mask.to(device),
             generation_config=config,
             logits_processor=LogitsProcessorList([non_finite]),
         )
     bad = non_finite.rows.tolist() if non_finite.rows is not None else [False] * len(prompts)
-    return [
-        _response(backbone, row[width:], ends, broken)
-        for row, broken in zip(generated.tolist(), bad, strict=True)
-    ]
+    return [_response(backbone, row[width:], ends, broken) for row, broken in zip(generated.tolist(), bad, strict=True)]
 
 
 def _response(backbone: Backbone, ids: list[int], ends: list[int], non_finite: bool) -> Response:

@@ -93,9 +93,7 @@ def write_responses(
     ) as bar:
         for number in todo:
             batch = batches[number]
-            responses = generate_responses(
-                backbone, plain, [row["query"] for row in batch], generation, seed=number
-            )
+            responses = generate_responses(backbone, plain, [row["query"] for row in batch], generation, seed=number)
             write_rows(
                 _part(folder, number, part_format),
                 [
@@ -195,5 +193,6 @@ def _claim(folder: Path, manifest: dict[str, Any]) -> None:
     if different:
         described = "; ".join(f"{key}: {old!r} there, {new!r} now" for key, (old, new) in different.items())
         raise ValueError(
-            f"{folder} holds responses made differently ({described}). Repeat the first command, or choose another folder."
+            f"{folder} holds responses made differently ({described}). Repeat the first command, or choose "
+            "another folder."
         )

@@ -58,7 +58,8 @@ def teacher_embeddings(
                 bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
                 if len(bad):
                     raise FloatingPointError(
-                        f"The teacher's embedding of text {batch[int(bad[0])][1]} is not finite; nothing of its batch was kept."
+                        f"The teacher's embedding of text {batch[int(bad[0])][1]} is not finite; "
+                        "nothing of its batch was kept."
                     )
                 with store:
                     store.executemany(

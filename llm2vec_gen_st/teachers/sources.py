@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 
-from llm2vec_gen_st.backbone import Backbone
+from llm2vec_gen_st.backbone import Backbone, embedding_weight
 from llm2vec_gen_st.modules.suffix_transformer import pad_right
 from llm2vec_gen_st.prompts import DOCUMENT
 from llm2vec_gen_st.text import TextTokenizer
@@ -75,7 +75,7 @@ class SelfTeacher:
         """Embed B texts as (B, D = H) float32."""
         rows = [self._plain.ids(text, self.max_tokens, add_special_tokens=False).ids for text in texts]
         batch = pad_right([[*self._instruction, *(row or self._instruction[-1:])] for row in rows])
-        ids = batch["input_ids"].to(self.backbone.llm.get_input_embeddings().weight.device)
+        ids = batch["input_ids"].to(embedding_weight(self.backbone.llm).device)
         hidden = self.backbone.llm.base_model(input_ids=ids, use_cache=False).last_hidden_state
         mask = batch["attention_mask"].to(hidden.device)
         mask[:, : len(self._instruction)] = 0

@@ -35,12 +35,12 @@ class StudentCollator:
         batch.update({f"query_{key}": value for key, value in query.items()})
         if self.recon_share > 0:
             chosen = rows[: max(1, round(self.recon_share * len(rows)))]
-            targets = self.transformer.response_ids([row["response"] for row in chosen], self.max_response_tokens)
-            # A response that was broken off has no end to learn.
-            targets = [
-                ids[:-1] if row.get("flag") == "cut_off" and len(ids) > 1 else ids
-                for ids, row in zip(targets, chosen, strict=True)
-            ]
+            targets = self.transformer.response_ids(
+                [row["response"] for row in chosen],
+                self.max_response_tokens,
+                # A response that was broken off has no end to learn.
+                ended=[row.get("flag") != "cut_off" for row in chosen],
+            )
             batch.update({f"response_{key}": value for key, value in pad_right(targets).items()})
         if LABEL in rows[0]:
             batch["label"] = torch.stack([torch.as_tensor(row[LABEL], dtype=torch.float32) for row in rows])

@@ -42,7 +42,9 @@ def load_rows(data: str | Path | Dataset, recipe: Recipe, *, partial: bool = Fal
         path = Path(data)
         if path.is_dir():
             if not (path / MANIFEST).exists():
-                raise ValueError(f"{path} holds no {MANIFEST}; write responses into it with `llm2vec-gen respond` first.")
+                raise ValueError(
+                    f"{path} holds no {MANIFEST}; write responses into it with `llm2vec-gen respond` first."
+                )
             rows = read_responses(path, include=recipe.include, partial=partial)
         else:
             rows = datasets.Dataset.from_list(read_rows(path))
@@ -88,7 +90,11 @@ def prepare_labels(labels: np.ndarray, recipe: Recipe, mean: np.ndarray | None =
     Returns:
         The labels (N, D) and the mean (D) that was subtracted.
     """
-    mean = (labels.mean(axis=0) if recipe.center_labels else np.zeros(labels.shape[1], np.float32)) if mean is None else mean
+    mean = (
+        (labels.mean(axis=0) if recipe.center_labels else np.zeros(labels.shape[1], np.float32))
+        if mean is None
+        else mean
+    )
     labels = labels - mean
     if recipe.normalize_labels:
         labels = labels / np.maximum(np.linalg.norm(labels, axis=1, keepdims=True), 1e-12)
@@ -111,7 +117,9 @@ def student_rows(rows: Dataset, recipe: Recipe) -> Dataset:
     """
     labelled = LABEL in rows.column_names
     if labelled and "query" in recipe.document_sources:
-        raise ValueError("document_sources 'query' needs a teacher for the queries; a column 'label' has only responses.")
+        raise ValueError(
+            "document_sources 'query' needs a teacher for the queries; a column 'label' has only responses."
+        )
     inputs = with_prompts(rows["query"], recipe.query_prompts)
     targets, flags, index = list(rows["response"]), list(rows["flag"]), list(range(len(rows)))
     for source in recipe.document_sources:

@@ -24,6 +24,10 @@ class Recipe:
         ridge_rows: Rows used for the ridge regression.
         suffix_text: Text whose token embeddings start the suffix when ``init`` is ``ridge``.
         learning_rate: Peak rate of AdamW.
+        recon_learning_rate: Peak rate of MLP_recon, if another. Heads set by ridge regression need lower rates than the
+            suffix: their inputs are large, so a step of the suffix's size would undo them.
+        align_learning_rate: Peak rate of MLP_align, if another.
+        ridge_refit: Set MLP_align by ridge regression once more at the end.
         scheduler: Learning-rate schedule of the host.
         warmup_steps: Linear warm-up.
         weight_decay: Of AdamW.
@@ -63,6 +67,9 @@ class Recipe:
     ridge_rows: int = 8000
     suffix_text: str = SUFFIX_TEXT
     learning_rate: float = 3e-4
+    recon_learning_rate: float | None = None
+    align_learning_rate: float | None = None
+    ridge_refit: bool = False
     scheduler: str = "linear"
     warmup_steps: int = 100
     weight_decay: float = 0.0
@@ -107,6 +114,8 @@ class Recipe:
 
 
 def _convert(name: str, value: Any, like: Any) -> Any:
+    if like is None:
+        return None if value in (None, "none") else float(value)
     if not isinstance(value, str) or isinstance(like, str):
         return tuple(value) if isinstance(like, tuple) and isinstance(value, list) else value
     if isinstance(like, bool):
@@ -123,10 +132,13 @@ def _convert(name: str, value: Any, like: Any) -> Any:
 
 _SMOLLM2 = Recipe(
     init="ridge",
-    learning_rate=5e-4,
+    learning_rate=1e-3,
+    recon_learning_rate=1e-5,
+    align_learning_rate=5e-5,
+    ridge_refit=True,
     warmup_steps=50,
     align_reduction="sum",
-    recon_weight=0.2,
+    recon_weight=0.02,
     recon_share=0.25,
     include=("ok", "cut_off"),
     query_prompts=("", QUERY),
@@ -141,9 +153,7 @@ RECIPES: dict[str, Recipe] = {
     "qwen2.5": Recipe(learning_rate=5e-4, gradient_checkpointing=True),
     "llama3": Recipe(learning_rate=5e-4, gradient_checkpointing=True),
     "smollm2-135m": _SMOLLM2,
-    "smollm2-135m-self": replace(
-        _SMOLLM2, document_sources=("response",), center_labels=True, normalize_labels=True
-    ),
+    "smollm2-135m-self": replace(_SMOLLM2, document_sources=("response",), center_labels=True, normalize_labels=True),
 }
 
 

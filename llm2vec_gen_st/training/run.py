@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import shutil
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
@@ -25,12 +24,10 @@ from llm2vec_gen_st.training.evaluation import ResponseRetrievalEvaluator
 from llm2vec_gen_st.training.recipes import RECIPES, Recipe, recipe_for
 from llm2vec_gen_st.training.report import write_log
 from llm2vec_gen_st.training.trainer import StudentTrainer
-from llm2vec_gen_st.training.warm_start import ridge_heads, suffix_from_text
+from llm2vec_gen_st.training.warm_start import ridge_alignment, ridge_heads, suffix_from_text
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-logger = logging.getLogger(__name__)
 
 RUN_FOLDER = "training"
 CHECKPOINTS = "checkpoints"
@@ -77,7 +74,9 @@ def train(
     chosen = chosen.with_overrides(overrides)
     rows = load_rows(data, chosen, partial=partial)
     if chosen.align_weight and teacher is None and LABEL not in rows.column_names:
-        raise ValueError("The alignment loss needs a teacher, or a column 'label' with its vectors; or set align_weight=0.")
+        raise ValueError(
+            "The alignment loss needs a teacher, or a column 'label' with its vectors; or set align_weight=0."
+        )
     require("accelerate", extra="train", why="training")
     output = Path(output_dir)
     run = output / RUN_FOLDER
@@ -106,15 +105,18 @@ def train(
         if labels is None:
             raise ValueError("A ridge start fits the teacher's embeddings; without alignment use init='random'.")
         suffix_from_text(model, chosen.suffix_text)
-        sample = np.random.default_rng(chosen.seed).permutation(len(dataset))[: chosen.ridge_rows]
-        texts = dataset.select(sample)["query"]
-        report = ridge_heads(model, texts, labels[sample], seed=chosen.seed, progress=progress)
-        print(f"Ridge start: held-out distance {report.held_out_loss:.3f} of the mean embedding's.", flush=True)
-        write_json(run / "ridge.json", asdict(report))
+        start = ridge_heads(model, *_ridge_rows(dataset, labels, chosen), seed=chosen.seed, progress=progress)
+        write_json(run / "ridge_start.json", asdict(start))
+        print(f"Ridge start: held-out distance {start.held_out_loss:.3f} of the mean embedding's.", flush=True)
     _announce(model)
 
     if chosen.gradient_checkpointing:
         model.llm.gradient_checkpointing_enable()
+    collator = StudentCollator(
+        model.suffix_transformer,
+        chosen.max_response_tokens,
+        recon_share=chosen.recon_share if chosen.recon_weight else 0.0,
+    )
     trainer = StudentTrainer(
         model=model,
         args=_arguments(chosen, run / CHECKPOINTS, progress, report_to),
@@ -125,14 +127,15 @@ def train(
             align_weight=chosen.align_weight,
             align_reduction=chosen.align_reduction,
         ),
-        data_collator=StudentCollator(
-            model.suffix_transformer,
-            chosen.max_response_tokens,
-            recon_share=chosen.recon_share if chosen.recon_weight else 0.0,
-        ),
+        # The host asks for its own class, and uses no more of it than ours has.
+        data_collator=cast(Any, collator),
     )
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint is not None else None)
     history = list(trainer.state.log_history)
+    if chosen.ridge_refit and labels is not None:
+        end = ridge_alignment(model, *_ridge_rows(dataset, labels, chosen), seed=chosen.seed, progress=progress)
+        write_json(run / "ridge_end.json", asdict(end))
+        print(f"Ridge refit: held-out distance {end.held_out_loss:.3f} of the mean embedding's.", flush=True)
     if trainer.is_world_process_zero():
         if held_labels is not None and len(held):
             history.append({"step": trainer.state.global_step, **held_out_scores(model, held, held_labels, chosen)})
@@ -166,19 +169,27 @@ def _vectors(
     return teacher_embeddings(list(rows["response"]), teacher, backbone=backbone, cache=cache, progress=progress)
 
 
+def _ridge_rows(rows: Dataset, labels: np.ndarray, recipe: Recipe) -> tuple[list[str], np.ndarray]:
+    sample = np.random.default_rng(recipe.seed).permutation(len(rows))[: recipe.ridge_rows]
+    return list(rows.select(sample)["query"]), labels[sample]
+
+
 def _with_labels(rows: Dataset, labels: np.ndarray) -> Dataset:
     kept = rows.remove_columns(LABEL) if LABEL in rows.column_names else rows
     return kept.add_column(LABEL, list(labels))
 
 
-def _arguments(
-    recipe: Recipe, folder: Path, progress: bool, report_to: str
-) -> SentenceTransformerTrainingArguments:
+def _arguments(recipe: Recipe, folder: Path, progress: bool, report_to: str) -> SentenceTransformerTrainingArguments:
     return SentenceTransformerTrainingArguments(
         output_dir=str(folder),
         per_device_train_batch_size=recipe.batch_size,
         gradient_accumulation_steps=recipe.gradient_accumulation,
         learning_rate=recipe.learning_rate,
+        learning_rate_mapping={
+            name: rate
+            for name, rate in (("mlp_recon", recipe.recon_learning_rate), ("mlp_align", recipe.align_learning_rate))
+            if rate is not None
+        },
         lr_scheduler_type=recipe.scheduler,
         warmup_steps=recipe.warmup_steps,
         weight_decay=recipe.weight_decay,
@@ -211,8 +222,8 @@ def _claim(run: Path, recipe: Recipe, base: str, teacher: Any, rows: Dataset) ->
         different = sorted(key for key in wanted if found.get(key) != wanted[key])
         if different:
             raise ValueError(
-                f"{run} holds another training run (different: {', '.join(different)}). Repeat its command to go on with it, "
-                "or choose another output folder."
+                f"{run} holds another training run (different: {', '.join(different)}). Repeat its command to go on "
+                "with it, or choose another output folder."
             )
     write_json(path, wanted)
 

@@ -40,7 +40,9 @@ class StudentTrainer(SentenceTransformerTrainer):
             return batches, items
         rows = torch.tensor(float(sum(len(batch["query_input_ids"]) for batch in batches)), device=device)
         tokens = torch.tensor(
-            float(sum(int(batch["response_attention_mask"].sum()) for batch in batches if "response_input_ids" in batch)),
+            float(
+                sum(int(batch["response_attention_mask"].sum()) for batch in batches if "response_input_ids" in batch)
+            ),
             device=device,
         )
         counts = self.accelerator.gather(torch.stack([rows, tokens])[None]).sum(dim=0)
@@ -53,7 +55,9 @@ class StudentTrainer(SentenceTransformerTrainer):
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """Suffix and heads only; the host would add the tokenizer and a pickle of its arguments."""
-        self.model.save_pretrained(output_dir or self.args.output_dir, create_model_card=False)
+        folder = output_dir if output_dir is not None else self.args.output_dir
+        assert folder is not None
+        self.model.save_pretrained(folder, create_model_card=False)
 
     def _load_from_checkpoint(self, checkpoint_path: str, *args: Any) -> None:
         """Read suffix and heads into the model that is there; the host would load a whole second LLM."""

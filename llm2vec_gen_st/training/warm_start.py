@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
+from llm2vec_gen_st.backbone import embedding_weight
 from llm2vec_gen_st.model import LLM2VecGen
 
 _HELD_OUT_SHARE = 0.1
@@ -45,13 +46,15 @@ def suffix_from_text(model: LLM2VecGen, text: str) -> None:
     length = transformer.suffix_length
     while len(ids) < length:
         ids = ids + ids
-    embedding = transformer.llm.get_input_embeddings()
-    rows = embedding(torch.tensor(ids[-length:], device=embedding.weight.device))
+    weight = embedding_weight(transformer.llm)
+    rows = transformer.llm.get_input_embeddings()(torch.tensor(ids[-length:], device=weight.device))
     transformer.suffix.data.copy_(rows.detach().float())
 
 
-@torch.inference_mode()
-def mean_states(model: LLM2VecGen, texts: Sequence[str], *, batch_size: int = 64, progress: bool = True) -> torch.Tensor:
+@torch.no_grad()
+def mean_states(
+    model: LLM2VecGen, texts: Sequence[str], *, batch_size: int = 64, progress: bool = True
+) -> torch.Tensor:
     """Mean compression state of each text, the input of the folded heads.
 
     Args:
@@ -77,11 +80,10 @@ def mean_states(model: LLM2VecGen, texts: Sequence[str], *, batch_size: int = 64
 def ridge_heads(
     model: LLM2VecGen, texts: Sequence[str], labels: np.ndarray, *, seed: int = 0, progress: bool = True
 ) -> RidgeReport:
-    """Set both heads to the ridge regression of the teacher's embeddings on the mean compression states.
+    """Set both heads in closed form: MLP_recon a multiple of the identity, MLP_align by :func:`ridge_alignment`.
 
-    The folded head is affine in ``mean(h)``, so the best one has a closed form. It is factored into MLP_recon, a
-    multiple of the identity that brings states to the scale of the LLM's input embeddings, and MLP_align, the rest.
-    The strength is chosen on a tenth of the rows.
+    The multiple brings compression states to the scale of the LLM's input embeddings, so that soft prompts start as
+    something the LLM can read.
 
     Args:
         model: The student; its suffix must be set already.
@@ -93,13 +95,41 @@ def ridge_heads(
     Returns:
         What was chosen, and how good it is.
     """
-    states = mean_states(model, texts, progress=progress).double()
+    head = model.response_head
+    if head.mlp_recon is None:
+        raise ValueError("A ridge start needs both heads; this student has no MLP_recon.")
+    states = mean_states(model, texts, progress=progress)
+    scale = float(embedding_weight(model.llm).float().std() / states.std())
+    with torch.no_grad():
+        head.mlp_recon.weight.copy_(scale * torch.eye(head.hidden_size))
+        head.mlp_recon.bias.zero_()
+    return _fit_alignment(model, states, labels, seed)
+
+
+def ridge_alignment(
+    model: LLM2VecGen, texts: Sequence[str], labels: np.ndarray, *, seed: int = 0, progress: bool = True
+) -> RidgeReport:
+    """Set MLP_align to the ridge regression of the teacher's embeddings on the mean soft prompts.
+
+    The embedding is affine in the mean soft prompt, so the best alignment for given suffix and MLP_recon has a closed
+    form. Its strength is chosen on a tenth of the rows. Arguments and result as :func:`ridge_heads`.
+    """
+    return _fit_alignment(model, mean_states(model, texts, progress=progress), labels, seed)
+
+
+@torch.no_grad()
+def _fit_alignment(model: LLM2VecGen, states: torch.Tensor, labels: np.ndarray, seed: int) -> RidgeReport:
+    head = model.response_head
+    if head.mlp_align is None:
+        raise ValueError("A ridge regression needs a head to set; this student has no MLP_align.")
+    device = head.mlp_align.weight.device
+    prompts = head.soft_prompt(states.to(device)).cpu().double()
     targets = torch.as_tensor(labels).double()
-    order = torch.as_tensor(np.random.default_rng(seed).permutation(len(states)))
-    held = min(_HELD_OUT_MOST, max(1, int(len(states) * _HELD_OUT_SHARE)))
+    order = torch.as_tensor(np.random.default_rng(seed).permutation(len(prompts)))
+    held = min(_HELD_OUT_MOST, max(1, int(len(prompts) * _HELD_OUT_SHARE)))
     test, fit = order[:held], order[held:]
-    center, spread = states[fit].mean(dim=0), states[fit].std(dim=0).clamp_min(1e-6)
-    features = (states - center) / spread
+    center, spread = prompts[fit].mean(dim=0), prompts[fit].std(dim=0).clamp_min(1e-9)
+    features = (prompts - center) / spread
     goal = targets[fit].mean(dim=0)
     gram = features[fit].T @ features[fit] / len(fit)
     cross = features[fit].T @ (targets[fit] - goal) / len(fit)
@@ -108,17 +138,9 @@ def ridge_heads(
     for strength in _STRENGTHS:
         weight = torch.linalg.solve(gram + strength * torch.eye(len(gram), dtype=gram.dtype), cross)
         loss = (features[test] @ weight + goal - targets[test]).square().sum() / baseline
-        tried.append((float(loss), strength, weight))
+        tried.append((float(loss), float(strength), weight))
     loss, strength, weight = min(tried, key=lambda item: item[0])
-    head = model.response_head
-    if head.mlp_recon is None or head.mlp_align is None:
-        raise ValueError("A ridge start needs both heads.")
-    scale = float(model.llm.get_input_embeddings().weight.float().std() / states.std())
-    folded = (weight / spread[:, None]).T
-    device = head.mlp_recon.weight.device
-    with torch.no_grad():
-        head.mlp_recon.weight.copy_(scale * torch.eye(head.hidden_size, device=device))
-        head.mlp_recon.bias.zero_()
-        head.mlp_align.weight.copy_((folded / scale).to(device, torch.float32))
-        head.mlp_align.bias.copy_((goal - folded @ center).to(device, torch.float32))
-    return RidgeReport(strength, loss, len(states))
+    align = (weight / spread[:, None]).T
+    head.mlp_align.weight.copy_(align.float())
+    head.mlp_align.bias.copy_((goal - align @ center).float())
+    return RidgeReport(strength, loss, len(prompts))
