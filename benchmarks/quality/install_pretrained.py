@@ -27,13 +27,11 @@ def training_section(run: Path) -> str:
     return f"""
 ## Training
 
-Self-supervised: the base model wrote a response to each of {
-        record["rows"]:,} unlabeled queries; the student was trained
-to give, for a query, the embedding that the teacher (`{record["teacher"]}`) gives to that response,
-and to make the frozen base model write the response from the student's soft prompt. Responses{
-        " and queries" if "query" in recipe["document_sources"] else ""
-    } also served as documents, with the document's
-instruction before them and themselves as target. No text of an evaluation set was used.
+Self-supervised: the base model wrote a response to each of {record["rows"]:,} unlabeled queries. For a query, the
+student was trained to give the embedding that the teacher (`{record["teacher"]}`) gives to that response, and to make
+the frozen base model write the response from the student's soft prompt. Texts that also served as documents, with the
+document's instruction before them and themselves as target: {" and ".join(recipe["document_sources"])}. No text of an
+evaluation set was used.
 Base model, queries and responses are English; like its base model this one is small, makes mistakes, and repeats what its
 data holds.
 
