@@ -32,8 +32,8 @@ student was trained to give the embedding that the teacher (`{record["teacher"]}
 the frozen base model write the response from the student's soft prompt. Texts that also served as documents, with the
 document's instruction before them and themselves as target: {" and ".join(recipe["document_sources"])}. No text of an
 evaluation set was used.
-Base model, queries and responses are English; like its base model this one is small, makes mistakes, and repeats what its
-data holds.
+Base model, queries and responses are English; like its base model this one is small, makes mistakes, and repeats what
+its data holds.
 
 Queries came from these sets, whose licences allow commercial use (Creative Commons ones ask for attribution, those with
 "SA" for the same licence on adapted data):

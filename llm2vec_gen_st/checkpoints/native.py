@@ -17,7 +17,7 @@ from transformers import AutoModel, PreTrainedModel
 
 from llm2vec_gen_st.checkpoints.card import native_card
 from llm2vec_gen_st.checkpoints.directory import HOST_CONFIG_FILE, MODULES_FILE
-from llm2vec_gen_st.checkpoints.vocabulary import embedding_weight, extended_tokenizer, save_tokenizer, write_text
+from llm2vec_gen_st.checkpoints.vocabulary import extended_tokenizer, save_tokenizer, unscaled_embedding, write_text
 from llm2vec_gen_st.files import write_json
 from llm2vec_gen_st.modules.lora import weights_without_lora
 
@@ -111,7 +111,7 @@ def _save_llm(model: LLM2VecGen, directory: Path, ids: list[int], dtype: torch.d
     if any(not weight.is_floating_point() or weight.device.type == "meta" for weight in headless.parameters()):
         raise ValueError("The LLM's weights are quantized or offloaded; load it in float32 or bfloat16 to export it.")
     _check_auto_class(llm)
-    own = embedding_weight(llm)
+    own = unscaled_embedding(llm)
     weights = weights_without_lora(headless, merge=model.suffix_transformer.lora is not None)
     vocabulary = max(len(own), max(ids) + 1)
     rows = own.new_zeros(vocabulary, own.shape[1])

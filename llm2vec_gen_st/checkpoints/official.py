@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from llm2vec_gen_st.backbone import Backbone, BaseModelError, load_backbone, with_hub_options
 from llm2vec_gen_st.checkpoints.directory import ADAPTER_CONFIG_FILE, Form, read_json_object, recognise
 from llm2vec_gen_st.checkpoints.hub import fetch_checkpoint
-from llm2vec_gen_st.checkpoints.vocabulary import embedding_weight
+from llm2vec_gen_st.checkpoints.vocabulary import unscaled_embedding
 from llm2vec_gen_st.modules import ResponseHead, SuffixTransformer
 from llm2vec_gen_st.modules.lora import load_lora, lora_parameters
 from llm2vec_gen_st.modules.tensors import CheckpointError, load_tensors
@@ -278,7 +278,7 @@ def _end_ids(encoder: Mapping[str, Any], backbone: Backbone) -> list[int]:
     eos = encoder.get("eos_token_id")
     ids = [eos] if isinstance(eos, int) else list(eos or end_of_text_ids(backbone))
     family_end = _FAMILY_END_IDS.get(str(backbone.llm.config.model_type))
-    vocabulary = len(embedding_weight(backbone.llm))
+    vocabulary = len(unscaled_embedding(backbone.llm))
     if family_end is not None and family_end < vocabulary:
         ids.append(family_end)
     return sorted(set(ids))
@@ -326,7 +326,7 @@ def embedding_name(llm: PreTrainedModel) -> str:
 
 def _check_base_embeddings(resized: torch.Tensor, token_ids: list[int], backbone: Backbone, path: Path) -> None:
     """The checkpoint repeats the base model's rows of the input embedding; other rows mean another base model."""
-    own = embedding_weight(backbone.llm)
+    own = unscaled_embedding(backbone.llm)
     if own.device.type == "meta" or not own.dtype.is_floating_point:
         return
     rows = min(min(token_ids), len(own))

@@ -21,7 +21,7 @@ from llm2vec_gen_st.checkpoints.official import (
     embedding_name,
     lora_key,
 )
-from llm2vec_gen_st.checkpoints.vocabulary import embedding_weight, extended_tokenizer, save_tokenizer, write_text
+from llm2vec_gen_st.checkpoints.vocabulary import extended_tokenizer, save_tokenizer, unscaled_embedding, write_text
 from llm2vec_gen_st.files import write_atomically, write_json
 from llm2vec_gen_st.modules.lora import lora_parameters
 from llm2vec_gen_st.modules.tensors import save_tensors
@@ -56,7 +56,7 @@ def export_official(model: LLM2VecGen, directory: str | Path) -> Path:
     (directory / "encoder").mkdir(parents=True, exist_ok=True)
     transformer, tokenizer = model.suffix_transformer, model.backbone.tokenizer
     llm = model.llm
-    embedding_weight(llm)
+    unscaled_embedding(llm)
     names = [f"<question{number + 1}>" for number in range(transformer.suffix_length)]
     core, ids = extended_tokenizer(tokenizer, names)
     save_tokenizer(
@@ -162,7 +162,7 @@ def _encoder_config(model: LLM2VecGen, vocabulary: int, ids: list[int]) -> dict[
         "special_tokens": ids,
         "special_tokens_ids": ids,
         "tokenizer_original_num_tokens": vocabulary - len(ids),
-        "num_tokens": len(embedding_weight(model.llm)) + len(ids),
+        "num_tokens": len(unscaled_embedding(model.llm)) + len(ids),
         "vocab_size": vocabulary,
     }
 

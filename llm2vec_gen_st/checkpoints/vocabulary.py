@@ -91,7 +91,7 @@ def write_text(path: Path, text: str) -> None:
     write_atomically(path, write)
 
 
-def embedding_weight(llm: PreTrainedModel) -> torch.Tensor:
+def unscaled_embedding(llm: PreTrainedModel) -> torch.Tensor:
     """The input embedding (V, H), if looking a token up gives its row as it is.
 
     Raises:
