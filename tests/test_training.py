@@ -381,10 +381,15 @@ def test_ridge_run_with_documents_learns(tmp_path: Path) -> None:
     model = train(
         rows(48).remove_columns("label"), tmp_path, base=tiny_backbone(), teacher="self", recipe="smollm2-135m",
         thought_tokens=4, compression_tokens=4, max_steps=12, warmup_steps=0, logging_steps=1, held_out=8,
-        dtype="float32", normalize_labels=True, learning_rate=3e-3, batch_size=16, recon_share=0.5, progress=False,
+        dtype="float32", normalize_labels=True, learning_rate=3e-3, batch_size=16, recon_steps=6,
+        recon_learning_rate=1e-3, progress=False,
     )  # fmt: skip
-    found = losses(tmp_path)
-    assert np.mean(found[-3:]) < np.mean(found[:3])
+    for key in ("alignment", "reconstruction"):
+        found = losses(tmp_path, key)
+        assert len(found) == {"alignment": 12, "reconstruction": 6}[key]
+        assert np.mean(found[-3:]) < np.mean(found[:3]), key
+    start, end = (json.loads((tmp_path / "training" / f"ridge_{name}.json").read_text()) for name in ("start", "end"))
+    assert end["held_out_loss"] <= start["held_out_loss"] + 0.05
     log = (tmp_path / "training" / "log.jsonl").read_text(encoding="utf-8")
     assert "held_out_0_response_recall_at_1" in log
     assert (tmp_path / "training" / "loss.png").stat().st_size > 5000

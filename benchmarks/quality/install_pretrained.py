@@ -55,7 +55,7 @@ def main(run: Path, name: str) -> None:
     card.write_text(card.read_text(encoding="utf-8") + training_section(run), encoding="utf-8")
     record = RECORDS / name
     record.mkdir(parents=True, exist_ok=True)
-    for file in ("recipe.json", "ridge.json", "log.jsonl", "loss.png"):
+    for file in ("recipe.json", "ridge_start.json", "ridge_end.json", "log.jsonl", "loss.png"):
         shutil.copyfile(run / NOT_SHIPPED / file, record / file)
     size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
     print(f"{target.name}: {size / 1e6:.2f} MB")

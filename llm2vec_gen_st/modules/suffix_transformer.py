@@ -144,23 +144,23 @@ class SuffixTransformer(InputModule):
             The features; ``token_embeddings`` are the compression states too, with a mask of ones.
         """
         ids, lengths = features["input_ids"], features["attention_mask"].sum(dim=1)
-        needs_gradient = torch.is_grad_enabled() and self.suffix.requires_grad
         with lora_enabled(self.llm, True, self.lora is not None):
-            if needs_gradient and self.lora is None and self._attends_to_everything(ids.shape[1] + self.suffix_length):
-                states = self._states_after_frozen_text(ids, lengths, features["attention_mask"])
-            else:
-                states = self._states_in_groups(ids, lengths)
+            states = self._states_in_groups(ids, lengths)
         features["compression_states"] = features["token_embeddings"] = states.float()
         features["attention_mask"] = features["attention_mask"].new_ones(states.shape[:2])
         return features
 
     def _states_in_groups(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        """Hidden states (B, n, H) of the compression tokens, rows of similar length at a time."""
+        needs_gradient = torch.is_grad_enabled() and self.suffix.requires_grad and self.lora is None
+        frozen_text = needs_gradient and self._attends_to_everything(ids.shape[1] + self.suffix_length)
+        run = self._states_after_frozen_text if frozen_text else self._states
         states: list[torch.Tensor] = []
         order: list[int] = []
         for group in _groups(lengths.tolist(), self.suffix_length, self.max_batch_tokens):
             order.extend(group)
             rows = torch.tensor(group, device=ids.device)
-            states.append(self._states(ids[rows, : int(lengths[rows].max())], lengths[rows]))
+            states.append(run(ids[rows, : int(lengths[rows].max())], lengths[rows]))
         inverse = torch.tensor(order).argsort()
         together = torch.cat(states)
         return together[inverse.to(together.device)]
@@ -181,13 +181,14 @@ class SuffixTransformer(InputModule):
         index = first[:, None] + torch.arange(self.compression_tokens, device=hidden.device)
         return hidden.gather(1, index[..., None].expand(-1, -1, hidden.shape[-1]))
 
-    def _states_after_frozen_text(self, ids: torch.Tensor, lengths: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def _states_after_frozen_text(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         """The same states with gradients for the suffix only: attention is causal, so text needs none."""
         if ids.shape[1] == 0:
             return self._states(ids, lengths)
         with torch.no_grad():
             past = self.llm.base_model(input_ids=ids, use_cache=True).past_key_values
         suffix = self._suffix_like(embedding_weight(self.llm)).expand(len(ids), -1, -1)
+        mask = (torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]).long()
         steps = torch.arange(self.suffix_length, device=ids.device)
         hidden = self.llm.base_model(
             inputs_embeds=suffix,
@@ -350,10 +351,12 @@ def pad_right(rows: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
 
 
 def _groups(lengths: Sequence[int], suffix_length: int, budget: int) -> Iterator[list[int]]:
-    """Row numbers in groups of similar length whose padded size stays within the budget."""
+    """Row numbers in groups: none is padded to more than twice its size, and padded sizes stay within the budget."""
     group: list[int] = []
     for row in sorted(range(len(lengths)), key=lambda number: lengths[number]):
-        if group and (len(group) + 1) * (lengths[row] + suffix_length) > budget:
+        width = lengths[row] + suffix_length
+        too_uneven = bool(group) and width > 2 * (lengths[group[0]] + suffix_length)
+        if too_uneven or (group and (len(group) + 1) * width > budget):
             yield group
             group = []
         group.append(row)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from sentence_transformers.evaluation import SentenceEvaluator
+from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
 
 from llm2vec_gen_st.model import LLM2VecGen
 

@@ -24,9 +24,13 @@ class Recipe:
         ridge_rows: Rows used for the ridge regression.
         suffix_text: Text whose token embeddings start the suffix when ``init`` is ``ridge``.
         learning_rate: Peak rate of AdamW.
-        recon_learning_rate: Peak rate of MLP_recon, if another. Heads set by ridge regression need lower rates than the
-            suffix: their inputs are large, so a step of the suffix's size would undo them.
-        align_learning_rate: Peak rate of MLP_align, if another.
+        align_learning_rate: Peak rate of MLP_align, if another: a head set by ridge regression needs a lower one than
+            the suffix.
+        recon_learning_rate: Peak rate of MLP_recon, if another: its inputs are large, so that steps of the suffix's
+            size would undo a ridge start at once.
+        recon_steps: Steps after the others in which MLP_recon alone learns to reconstruct while the suffix stays as it
+            is (with ``recon_weight`` 0, the first steps then leave MLP_recon alone). The two losses cannot hurt each
+            other this way, and steps that only align cost half.
         ridge_refit: Set MLP_align by ridge regression once more at the end.
         scheduler: Learning-rate schedule of the host.
         warmup_steps: Linear warm-up.
@@ -69,6 +73,7 @@ class Recipe:
     learning_rate: float = 3e-4
     recon_learning_rate: float | None = None
     align_learning_rate: float | None = None
+    recon_steps: int = 0
     ridge_refit: bool = False
     scheduler: str = "linear"
     warmup_steps: int = 100
@@ -133,13 +138,15 @@ def _convert(name: str, value: Any, like: Any) -> Any:
 _SMOLLM2 = Recipe(
     init="ridge",
     learning_rate=1e-3,
-    recon_learning_rate=1e-5,
     align_learning_rate=5e-5,
+    recon_learning_rate=2e-5,
+    recon_steps=250,
     ridge_refit=True,
     warmup_steps=50,
     align_reduction="sum",
-    recon_weight=0.02,
-    recon_share=0.25,
+    max_steps=600,
+    recon_weight=0.0,
+    recon_share=0.5,
     include=("ok", "cut_off"),
     query_prompts=("", QUERY),
     document_sources=("response", "query"),

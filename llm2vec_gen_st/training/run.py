@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 RUN_FOLDER = "training"
 CHECKPOINTS = "checkpoints"
+WHOLE = "whole"
+RECONSTRUCTION = "reconstruction"
 
 
 def train(
@@ -100,8 +102,8 @@ def train(
         max_seq_length=chosen.max_seq_length,
         seed=chosen.seed,
     )
-    checkpoint = _last_checkpoint(run / CHECKPOINTS)
-    if checkpoint is None and chosen.init == "ridge":
+    started = any(_last_checkpoint(run / CHECKPOINTS / name) is not None for name, _ in _stages(chosen))
+    if not started and chosen.init == "ridge":
         if labels is None:
             raise ValueError("A ridge start fits the teacher's embeddings; without alignment use init='random'.")
         suffix_from_text(model, chosen.suffix_text)
@@ -112,33 +114,22 @@ def train(
 
     if chosen.gradient_checkpointing:
         model.llm.gradient_checkpointing_enable()
-    collator = StudentCollator(
-        model.suffix_transformer,
-        chosen.max_response_tokens,
-        recon_share=chosen.recon_share if chosen.recon_weight else 0.0,
-    )
-    trainer = StudentTrainer(
-        model=model,
-        args=_arguments(chosen, run / CHECKPOINTS, progress, report_to),
-        train_dataset=dataset,
-        loss=LLM2VecGenLoss(
-            model,
-            recon_weight=chosen.recon_weight,
-            align_weight=chosen.align_weight,
-            align_reduction=chosen.align_reduction,
-        ),
-        # The host asks for its own class, and uses no more of it than ours has.
-        data_collator=cast(Any, collator),
-    )
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint is not None else None)
-    history = list(trainer.state.log_history)
+    history: list[dict[str, Any]] = []
+    for name, stage in _stages(chosen):
+        _select_trainable(model, name, chosen)
+        folder = run / CHECKPOINTS / name
+        trainer = _trainer(model, dataset, stage, folder, progress, report_to)
+        checkpoint = _last_checkpoint(folder)
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint is not None else None)
+        done = history[-1]["step"] if history else 0
+        history += [{**row, "step": row["step"] + done} for row in trainer.state.log_history]
     if chosen.ridge_refit and labels is not None:
         end = ridge_alignment(model, *_ridge_rows(dataset, labels, chosen), seed=chosen.seed, progress=progress)
         write_json(run / "ridge_end.json", asdict(end))
         print(f"Ridge refit: held-out distance {end.held_out_loss:.3f} of the mean embedding's.", flush=True)
     if trainer.is_world_process_zero():
         if held_labels is not None and len(held):
-            history.append({"step": trainer.state.global_step, **held_out_scores(model, held, held_labels, chosen)})
+            history.append({"step": history[-1]["step"], **held_out_scores(model, held, held_labels, chosen)})
         write_log(run, history)
         model.save_pretrained(str(output))
         shutil.rmtree(run / CHECKPOINTS, ignore_errors=True)
@@ -177,6 +168,47 @@ def _ridge_rows(rows: Dataset, labels: np.ndarray, recipe: Recipe) -> tuple[list
 def _with_labels(rows: Dataset, labels: np.ndarray) -> Dataset:
     kept = rows.remove_columns(LABEL) if LABEL in rows.column_names else rows
     return kept.add_column(LABEL, list(labels))
+
+
+def _stages(recipe: Recipe) -> list[tuple[str, Recipe]]:
+    """The runs of the host's trainer: the whole student, then perhaps MLP_recon alone."""
+    stages = [(WHOLE, recipe)]
+    if recipe.recon_steps:
+        alone = {"max_steps": recipe.recon_steps, "recon_weight": 1.0, "align_weight": 0.0}
+        stages.append((RECONSTRUCTION, replace(recipe, **alone)))
+    return stages
+
+
+def _select_trainable(model: LLM2VecGen, stage: str, recipe: Recipe) -> None:
+    head = model.response_head
+    for parameter in (model.suffix_transformer.suffix, *head.parameters()):
+        parameter.requires_grad_(stage == WHOLE)
+    if head.mlp_recon is not None and recipe.recon_steps:
+        head.mlp_recon.requires_grad_(stage == RECONSTRUCTION or recipe.recon_weight > 0)
+
+
+def _trainer(
+    model: LLM2VecGen, dataset: Dataset, recipe: Recipe, folder: Path, progress: bool, report_to: str
+) -> StudentTrainer:
+    collator = StudentCollator(
+        model.suffix_transformer,
+        recipe.max_response_tokens,
+        recon_share=recipe.recon_share if recipe.recon_weight else 0.0,
+    )
+    loss = LLM2VecGenLoss(
+        model,
+        recon_weight=recipe.recon_weight,
+        align_weight=recipe.align_weight,
+        align_reduction=recipe.align_reduction,
+    )
+    return StudentTrainer(
+        model=model,
+        args=_arguments(recipe, folder, progress, report_to),
+        train_dataset=dataset,
+        loss=loss,
+        # The host asks for its own class, and uses no more of it than ours has.
+        data_collator=cast(Any, collator),
+    )
 
 
 def _arguments(recipe: Recipe, folder: Path, progress: bool, report_to: str) -> SentenceTransformerTrainingArguments:

@@ -80,7 +80,7 @@ def mean_states(
 def ridge_heads(
     model: LLM2VecGen, texts: Sequence[str], labels: np.ndarray, *, seed: int = 0, progress: bool = True
 ) -> RidgeReport:
-    """Set both heads in closed form: MLP_recon a multiple of the identity, MLP_align by :func:`ridge_alignment`.
+    """Set both heads in closed form: MLP_recon a multiple of the identity, MLP_align as in :func:`ridge_alignment`.
 
     The multiple brings compression states to the scale of the LLM's input embeddings, so that soft prompts start as
     something the LLM can read.
@@ -109,10 +109,14 @@ def ridge_heads(
 def ridge_alignment(
     model: LLM2VecGen, texts: Sequence[str], labels: np.ndarray, *, seed: int = 0, progress: bool = True
 ) -> RidgeReport:
-    """Set MLP_align to the ridge regression of the teacher's embeddings on the mean soft prompts.
+    """Set MLP_align in closed form for the suffix and MLP_recon as they are.
 
-    The embedding is affine in the mean soft prompt, so the best alignment for given suffix and MLP_recon has a closed
-    form. Its strength is chosen on a tenth of the rows. Arguments and result as :func:`ridge_heads`.
+    The embedding is affine in ``mean(h)``, so the best one has a closed form: ridge regression of the teacher's
+    embeddings on the standardized mean compression states, its strength chosen on a tenth of the rows. MLP_align is
+    what MLP_recon leaves to be done of it. Arguments and result as :func:`ridge_heads`.
+
+    Raises:
+        ValueError: If a head is missing, or MLP_recon has lost what the regression needs.
     """
     return _fit_alignment(model, mean_states(model, texts, progress=progress), labels, seed)
 
@@ -120,16 +124,15 @@ def ridge_alignment(
 @torch.no_grad()
 def _fit_alignment(model: LLM2VecGen, states: torch.Tensor, labels: np.ndarray, seed: int) -> RidgeReport:
     head = model.response_head
-    if head.mlp_align is None:
-        raise ValueError("A ridge regression needs a head to set; this student has no MLP_align.")
-    device = head.mlp_align.weight.device
-    prompts = head.soft_prompt(states.to(device)).cpu().double()
+    if head.mlp_recon is None or head.mlp_align is None:
+        raise ValueError("A ridge regression sets MLP_align behind MLP_recon; this student lacks one of them.")
     targets = torch.as_tensor(labels).double()
-    order = torch.as_tensor(np.random.default_rng(seed).permutation(len(prompts)))
-    held = min(_HELD_OUT_MOST, max(1, int(len(prompts) * _HELD_OUT_SHARE)))
+    states = states.double()
+    order = torch.as_tensor(np.random.default_rng(seed).permutation(len(states)))
+    held = min(_HELD_OUT_MOST, max(1, int(len(states) * _HELD_OUT_SHARE)))
     test, fit = order[:held], order[held:]
-    center, spread = prompts[fit].mean(dim=0), prompts[fit].std(dim=0).clamp_min(1e-9)
-    features = (prompts - center) / spread
+    center, spread = states[fit].mean(dim=0), states[fit].std(dim=0).clamp_min(1e-9)
+    features = (states - center) / spread
     goal = targets[fit].mean(dim=0)
     gram = features[fit].T @ features[fit] / len(fit)
     cross = features[fit].T @ (targets[fit] - goal) / len(fit)
@@ -140,7 +143,14 @@ def _fit_alignment(model: LLM2VecGen, states: torch.Tensor, labels: np.ndarray, 
         loss = (features[test] @ weight + goal - targets[test]).square().sum() / baseline
         tried.append((float(loss), float(strength), weight))
     loss, strength, weight = min(tried, key=lambda item: item[0])
-    align = (weight / spread[:, None]).T
+    folded = (weight / spread[:, None]).T
+    recon = head.mlp_recon.weight.cpu().double()
+    align = torch.linalg.solve(recon.T, folded.T).T
+    # folded(h) = align(recon(h)), so the bias makes up for the mean state and for MLP_recon's own bias.
+    bias = goal - folded @ center - align @ head.mlp_recon.bias.cpu().double()
     head.mlp_align.weight.copy_(align.float())
-    head.mlp_align.bias.copy_((goal - align @ center).float())
-    return RidgeReport(strength, loss, len(prompts))
+    head.mlp_align.bias.copy_(bias.float())
+    found = head.align(head.soft_prompt(states[test].float().to(head.mlp_align.weight.device))).cpu().double()
+    if (found - features[test] @ weight - goal).square().sum() > 1e-4 * baseline:
+        raise ValueError("MLP_recon maps different states onto each other, so MLP_align cannot be fitted behind it.")
+    return RidgeReport(strength, loss, len(states))
