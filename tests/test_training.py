@@ -154,7 +154,7 @@ def test_resumed_run_repeats_the_unbroken_one(tmp_path: Path) -> None:
     assert straight.returncode == 0, straight.stderr[-2000:]
     killed = run(tmp_path / "broken", 25)
     assert killed.returncode == 9, killed.stderr[-2000:]
-    assert (tmp_path / "broken" / "training" / "checkpoints" / "checkpoint-20").is_dir()
+    assert (tmp_path / "broken" / "training" / "checkpoints" / "whole" / "checkpoint-20").is_dir()
     resumed = run(tmp_path / "broken", 0)
     assert resumed.returncode == 0, resumed.stderr[-2000:]
     assert "BUILT 1" in resumed.stdout
