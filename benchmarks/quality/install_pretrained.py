@@ -14,6 +14,8 @@ from select_queries import SOURCES
 
 from llm2vec_gen_st import LLM2VecGen
 from llm2vec_gen_st.checkpoints.registry import PRETRAINED
+from llm2vec_gen_st.files import read_rows
+from llm2vec_gen_st.training.report import write_log
 
 RECORDS = Path(__file__).parent / "records"
 NOT_SHIPPED = "training"
@@ -55,8 +57,9 @@ def main(run: Path, name: str) -> None:
     card.write_text(card.read_text(encoding="utf-8") + training_section(run), encoding="utf-8")
     record = RECORDS / name
     record.mkdir(parents=True, exist_ok=True)
-    for file in ("recipe.json", "ridge_start.json", "ridge_end.json", "log.jsonl", "loss.png"):
+    for file in ("recipe.json", "ridge_start.json", "ridge_end.json"):
         shutil.copyfile(run / NOT_SHIPPED / file, record / file)
+    write_log(record, read_rows(run / NOT_SHIPPED / "log.jsonl"))
     size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
     print(f"{target.name}: {size / 1e6:.2f} MB")
 

@@ -68,15 +68,18 @@ def load_rows(data: str | Path | Dataset, recipe: Recipe, *, partial: bool = Fal
 
 
 def split_held_out(rows: Dataset, recipe: Recipe) -> tuple[Dataset, Dataset]:
-    """Shuffle by the recipe's seed and keep some queries out of training.
+    """Shuffle by the recipe's seed and keep some queries out of training, at most a fifth of them.
+
+    Args:
+        rows: All rows.
+        recipe: ``held_out`` and ``seed``.
 
     Returns:
         Training rows and held-out rows.
     """
-    if recipe.held_out >= len(rows):
-        raise ValueError(f"held_out is {recipe.held_out}, but there are only {len(rows)} rows.")
+    count = min(recipe.held_out, len(rows) // 5)
     order = np.random.default_rng(recipe.seed).permutation(len(rows))
-    return rows.select(sorted(order[recipe.held_out :])), rows.select(sorted(order[: recipe.held_out]))
+    return rows.select(sorted(order[count:])), rows.select(sorted(order[:count]))
 
 
 def prepare_labels(labels: np.ndarray, recipe: Recipe, mean: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:

@@ -53,7 +53,7 @@ class Recipe:
             text are the input, and the text itself the target, so that the document route is trained too.
         center_labels: Subtract the mean teacher embedding from all of them.
         normalize_labels: Scale teacher embeddings to length 1 (after centring).
-        held_out: Queries kept out of training for evaluation.
+        held_out: Queries kept out of training for evaluation; at most a fifth of them.
         dtype: Dtype of the frozen LLM; suffix and heads are always float32.
         gradient_checkpointing: Recompute activations of the reconstruction pass.
         seed: Of initialisation, split and order.
