@@ -160,7 +160,15 @@ RECIPES: dict[str, Recipe] = {
     "qwen2.5": Recipe(learning_rate=5e-4, gradient_checkpointing=True),
     "llama3": Recipe(learning_rate=5e-4, gradient_checkpointing=True),
     "smollm2-135m": _SMOLLM2,
-    "smollm2-135m-self": replace(_SMOLLM2, document_sources=("response",), center_labels=True, normalize_labels=True),
+    "smollm2-135m-self": replace(
+        _SMOLLM2,
+        document_sources=("response",),
+        center_labels=True,
+        normalize_labels=True,
+        max_steps=350,
+        recon_steps=150,
+        warmup_steps=30,
+    ),
 }
 
 
