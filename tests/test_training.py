@@ -27,6 +27,7 @@ TINY = Recipe(
     compression_tokens=4,
     learning_rate=1e-3,
     warmup_steps=0,
+    epochs=100,
     batch_size=4,
     dtype="float32",
     logging_steps=1,
@@ -380,7 +381,7 @@ def test_ridge_run_with_documents_learns(tmp_path: Path) -> None:
     """The built-in models' way: documents, a teacher, held-out scores; training lowers the loss."""
     model = train(
         rows(48).remove_columns("label"), tmp_path, base=tiny_backbone(), teacher="self", recipe="smollm2-135m",
-        thought_tokens=4, compression_tokens=4, max_steps=12, warmup_steps=0, logging_steps=1, held_out=8,
+        thought_tokens=4, compression_tokens=4, epochs=20, max_steps=12, warmup_steps=0, logging_steps=1, held_out=8,
         dtype="float32", normalize_labels=True, learning_rate=3e-3, batch_size=16, recon_steps=6,
         recon_learning_rate=1e-3, progress=False,
     )  # fmt: skip
@@ -395,6 +396,14 @@ def test_ridge_run_with_documents_learns(tmp_path: Path) -> None:
     assert (tmp_path / "training" / "loss.png").stat().st_size > 5000
     again = LLM2VecGen(str(tmp_path), backbone=model.backbone)
     np.testing.assert_allclose(again.encode("honey"), model.encode("honey"), atol=1e-6)
+
+
+def test_steps_end_with_the_epochs(tmp_path: Path) -> None:
+    """max_steps stops a run earlier, and never makes it go on."""
+    for name, most, expected in (("all", -1, 4), ("fewer", 3, 3), ("no more", 50, 4)):
+        folder = tmp_path / name
+        train(rows(), folder, base=tiny_backbone(), teacher=None, recipe=TINY, epochs=1, max_steps=most, progress=False)
+        assert len(losses(folder)) == expected
 
 
 def test_document_rows_are_their_own_targets() -> None:

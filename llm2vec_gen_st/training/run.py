@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import os
 import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -102,7 +104,8 @@ def train(
         max_seq_length=chosen.max_seq_length,
         seed=chosen.seed,
     )
-    started = any(_last_checkpoint(run / CHECKPOINTS / name) is not None for name, _ in _stages(chosen))
+    stages = _stages(chosen, len(dataset))
+    started = any(_last_checkpoint(run / CHECKPOINTS / name) is not None for name, _ in stages)
     if not started and chosen.init == "ridge":
         if labels is None:
             raise ValueError("A ridge start fits the teacher's embeddings; without alignment use init='random'.")
@@ -113,9 +116,11 @@ def train(
     _announce(model)
 
     if chosen.gradient_checkpointing:
-        model.llm.gradient_checkpointing_enable()
+        # Renamed in newer versions of transformers, which warn of the older name.
+        enable = getattr(model.llm, "activation_checkpointing_enable", None) or model.llm.gradient_checkpointing_enable
+        enable()
     history: list[dict[str, Any]] = []
-    for name, stage in _stages(chosen):
+    for name, stage in stages:
         _select_trainable(model, name, chosen)
         folder = run / CHECKPOINTS / name
         trainer = _trainer(model, dataset, stage, folder, progress, report_to)
@@ -170,9 +175,13 @@ def _with_labels(rows: Dataset, labels: np.ndarray) -> Dataset:
     return kept.add_column(LABEL, list(labels))
 
 
-def _stages(recipe: Recipe) -> list[tuple[str, Recipe]]:
+def _stages(recipe: Recipe, rows: int) -> list[tuple[str, Recipe]]:
     """The runs of the host's trainer: the whole student, then perhaps MLP_recon alone."""
-    stages = [(WHOLE, recipe)]
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    batches = math.ceil(rows / (recipe.batch_size * processes))
+    steps = math.ceil(math.ceil(batches / recipe.gradient_accumulation) * recipe.epochs)
+    # The host would go on past the epochs for as long as max_steps says.
+    stages = [(WHOLE, replace(recipe, max_steps=min(steps, recipe.max_steps) if recipe.max_steps > 0 else steps))]
     if recipe.recon_steps:
         alone = {"max_steps": recipe.recon_steps, "recon_weight": 1.0, "align_weight": 0.0}
         stages.append((RECONSTRUCTION, replace(recipe, **alone)))
