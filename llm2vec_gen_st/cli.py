@@ -241,6 +241,7 @@ def train(
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Replace a field of the recipe: key=value. Repeatable.")
     ] = None,
+    start: Annotated[Path | None, typer.Option(help="Go on from a saved student instead of an untrained one.")] = None,
     partial: Annotated[bool, typer.Option("--partial", help="Accept responses that are not all written yet.")] = False,
 ) -> None:
     r"""Train a student on queries and responses; the same command again goes on where it stopped.
@@ -258,7 +259,7 @@ def train(
     known = {field.name for field in fields(Recipe)}
     if unknown := sorted(overrides.keys() - known):
         raise ValueError(f"--set: no recipe has the fields {unknown}; known are {sorted(known)}.")
-    options: dict[str, Any] = {"base": base, "teacher": teacher, "recipe": recipe}
+    options: dict[str, Any] = {"base": base, "teacher": teacher, "recipe": recipe, "start": start}
     options = {key: value for key, value in options.items() if value is not None}
     options.update(overrides, partial=partial)
     train_student(responses, output, **options)

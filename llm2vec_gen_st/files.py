@@ -32,9 +32,17 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         write(temporary)
         with open(temporary, "rb") as handle:
             os.fsync(handle.fileno())
+        # Some writers create files that only their owner may read.
+        os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -108,7 +108,7 @@ class ResponseHead(Module):
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
         """Write config and weights; always as safetensors."""
         self.save_config(output_path)
-        save_tensors(Path(output_path) / WEIGHTS_FILE, self.state_dict())
+        save_tensors(Path(output_path) / WEIGHTS_FILE, self._tensors())
 
     @classmethod
     def load(cls, model_name_or_path: str, subfolder: str = "", **kwargs: Any) -> Self:
@@ -127,7 +127,25 @@ class ResponseHead(Module):
 
     def load_weights(self, path: str | Path) -> None:
         """Replace the weights by those of a saved head of the same form."""
-        self.load_state_dict(load_tensors(path, {k: tuple(v.shape) for k, v in self.state_dict().items()}))
+        found = load_tensors(path, {name: tuple(tensor.shape) for name, tensor in self._tensors().items()})
+        for name, layer in self._layers().items():
+            weight, bias = found[f"{name}.weight"], found[f"{name}.bias"]
+            if isinstance(layer, nn.Linear):
+                layer.load_state_dict({"weight": weight, "bias": bias})
+            else:
+                layer.assign(weight.to(layer.weight), bias.to(layer.weight))
+
+    def _layers(self) -> dict[str, Any]:
+        layers = {"mlp_recon": self.mlp_recon, "mlp_align": self.mlp_align}
+        return {name: layer for name, layer in layers.items() if layer is not None}
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        """What is saved: weight and bias of each layer, also of one that training keeps in another form."""
+        return {
+            f"{name}.{kind}": getattr(layer, kind)
+            for name, layer in self._layers().items()
+            for kind in ("weight", "bias")
+        }
 
     def _device(self) -> torch.device | None:
         return next((parameter.device for parameter in self.parameters()), None)

@@ -26,12 +26,11 @@ class Recipe:
         learning_rate: Peak rate of AdamW.
         align_learning_rate: Peak rate of MLP_align, if another: a head set by ridge regression needs a lower one than
             the suffix.
-        recon_learning_rate: Peak rate of MLP_recon, if another: its inputs are large, so that steps of the suffix's
-            size would undo a ridge start at once.
-        recon_steps: Steps after the others in which MLP_recon alone learns to reconstruct while the suffix stays as it
-            is (with ``recon_weight`` 0, the first steps then leave MLP_recon alone). The two losses cannot hurt each
-            other this way, and steps that only align cost half.
-        ridge_refit: Set MLP_align by ridge regression once more at the end.
+        recon_learning_rate: Peak rate of MLP_recon, if another.
+        recon_steps: Steps after the others in which MLP_recon alone learns to reconstruct, on standardized states,
+            while suffix and embeddings stay as they are (with ``recon_weight`` 0, the first steps then leave MLP_recon
+            alone). The two losses cannot hurt each other this way, and steps that only align cost half.
+        ridge_refit: Set MLP_align by ridge regression once more when the suffix has been trained.
         scheduler: Learning-rate schedule of the host.
         warmup_steps: Linear warm-up.
         weight_decay: Of AdamW.
@@ -139,18 +138,18 @@ _SMOLLM2 = Recipe(
     init="ridge",
     learning_rate=1e-3,
     align_learning_rate=5e-5,
-    recon_learning_rate=2e-5,
+    recon_learning_rate=2e-3,
     recon_steps=250,
     ridge_refit=True,
     warmup_steps=50,
     align_reduction="sum",
     max_steps=600,
     recon_weight=0.0,
-    recon_share=0.5,
     include=("ok", "cut_off"),
     query_prompts=("", QUERY),
     document_sources=("response", "query"),
-    max_response_tokens=96,
+    # The first tokens are what a soft prompt has to say; later ones follow from them, and drown them in the mean.
+    max_response_tokens=16,
     held_out=500,
     save_steps=100,
 )
@@ -165,9 +164,10 @@ RECIPES: dict[str, Recipe] = {
         document_sources=("response",),
         center_labels=True,
         normalize_labels=True,
-        max_steps=350,
+        max_steps=200,
         recon_steps=150,
-        warmup_steps=30,
+        warmup_steps=20,
+        ridge_rows=4000,
     ),
 }
 

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import shutil
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -26,7 +27,7 @@ from llm2vec_gen_st.training.evaluation import ResponseRetrievalEvaluator
 from llm2vec_gen_st.training.recipes import RECIPES, Recipe, recipe_for
 from llm2vec_gen_st.training.report import write_log
 from llm2vec_gen_st.training.trainer import StudentTrainer
-from llm2vec_gen_st.training.warm_start import ridge_alignment, ridge_heads, suffix_from_text
+from llm2vec_gen_st.training.warm_start import reconstruction_only, ridge_alignment, ridge_heads, suffix_from_text
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -44,6 +45,7 @@ def train(
     base: str | Backbone = SMOLLM2_ID,
     teacher: str | SentenceTransformer | None = "all-MiniLM-L6-v2",
     recipe: str | Recipe | None = None,
+    start: str | Path | None = None,
     label_cache: str | Path | None = None,
     partial: bool = False,
     progress: bool = True,
@@ -60,6 +62,8 @@ def train(
         base: The frozen LLM: hub id, directory, or loaded backbone.
         teacher: ``"self"``, or a SentenceTransformer (loaded, name or directory); not used with a ``label`` column.
         recipe: Name in :data:`~llm2vec_gen_st.training.RECIPES` or a recipe; chosen by the base's family if not given.
+        start: A saved student to go on from, instead of an untrained one; with ``epochs=0`` only the recipe's
+            ``recon_steps`` are run.
         label_cache: SQLite file of teacher embeddings; ``training/labels.sqlite`` if not given.
         partial: Whether a folder whose responses are not all written yet is accepted.
         progress: Whether progress bars are shown.
@@ -84,7 +88,7 @@ def train(
     require("accelerate", extra="train", why="training")
     output = Path(output_dir)
     run = output / RUN_FOLDER
-    _claim(run, chosen, base_id, teacher, rows)
+    _claim(run, chosen, base_id, teacher, rows, start)
 
     backbone = load_backbone(base, model_kwargs={"dtype": chosen.dtype}) if isinstance(base, str) else base
     fit, held = split_held_out(rows, chosen)
@@ -96,17 +100,20 @@ def train(
         dataset = _with_labels(dataset, labels)
         if len(held):
             held_labels, _ = prepare_labels(_vectors(held, teacher, backbone, cache, progress), chosen, mean)
-    model = LLM2VecGen.from_base(
-        backbone,
-        thought_tokens=chosen.thought_tokens,
-        compression_tokens=chosen.compression_tokens,
-        embedding_dim=backbone.hidden_size if labels is None else labels.shape[1],
-        max_seq_length=chosen.max_seq_length,
-        seed=chosen.seed,
-    )
+    if start is not None:
+        model = LLM2VecGen(str(start), backbone=backbone)
+    else:
+        model = LLM2VecGen.from_base(
+            backbone,
+            thought_tokens=chosen.thought_tokens,
+            compression_tokens=chosen.compression_tokens,
+            embedding_dim=backbone.hidden_size if labels is None else labels.shape[1],
+            max_seq_length=chosen.max_seq_length,
+            seed=chosen.seed,
+        )
     stages = _stages(chosen, len(dataset))
     started = any(_last_checkpoint(run / CHECKPOINTS / name) is not None for name, _ in stages)
-    if not started and chosen.init == "ridge":
+    if not started and start is None and chosen.init == "ridge":
         if labels is None:
             raise ValueError("A ridge start fits the teacher's embeddings; without alignment use init='random'.")
         suffix_from_text(model, chosen.suffix_text)
@@ -122,17 +129,21 @@ def train(
     history: list[dict[str, Any]] = []
     for name, stage in stages:
         _select_trainable(model, name, chosen)
-        folder = run / CHECKPOINTS / name
-        trainer = _trainer(model, dataset, stage, folder, progress, report_to)
-        checkpoint = _last_checkpoint(folder)
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint is not None else None)
+        if name == RECONSTRUCTION:
+            context = reconstruction_only(model, dataset["query"][: chosen.ridge_rows], progress=progress)
+        else:
+            context = nullcontext()
+        with context:
+            trainer = _trainer(model, dataset, stage, run / CHECKPOINTS / name, progress, report_to)
+            checkpoint = _last_checkpoint(run / CHECKPOINTS / name)
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint is not None else None)
         done = history[-1]["step"] if history else 0
         history += [{**row, "step": row["step"] + done} for row in trainer.state.log_history]
-    if chosen.ridge_refit and labels is not None:
-        end = ridge_alignment(model, *_ridge_rows(dataset, labels, chosen), seed=chosen.seed, progress=progress)
-        write_json(run / "ridge_end.json", asdict(end))
-        print(f"Ridge refit: held-out distance {end.held_out_loss:.3f} of the mean embedding's.", flush=True)
-    if trainer.is_world_process_zero():
+        if name == WHOLE and chosen.ridge_refit and labels is not None:
+            end = ridge_alignment(model, *_ridge_rows(dataset, labels, chosen), seed=chosen.seed, progress=progress)
+            write_json(run / "ridge_end.json", asdict(end))
+            print(f"Ridge refit: held-out distance {end.held_out_loss:.3f} of the mean embedding's.", flush=True)
+    if int(os.environ.get("RANK", "0")) == 0:
         if held_labels is not None and len(held):
             history.append({"step": history[-1]["step"], **held_out_scores(model, held, held_labels, chosen)})
         write_log(run, history)
@@ -181,7 +192,8 @@ def _stages(recipe: Recipe, rows: int) -> list[tuple[str, Recipe]]:
     batches = math.ceil(rows / (recipe.batch_size * processes))
     steps = math.ceil(math.ceil(batches / recipe.gradient_accumulation) * recipe.epochs)
     # The host would go on past the epochs for as long as max_steps says.
-    stages = [(WHOLE, replace(recipe, max_steps=min(steps, recipe.max_steps) if recipe.max_steps > 0 else steps))]
+    steps = min(steps, recipe.max_steps) if recipe.max_steps > 0 else steps
+    stages = [(WHOLE, replace(recipe, max_steps=steps))] if steps else []
     if recipe.recon_steps:
         alone = {"max_steps": recipe.recon_steps, "recon_weight": 1.0, "align_weight": 0.0}
         stages.append((RECONSTRUCTION, replace(recipe, **alone)))
@@ -247,11 +259,12 @@ def _arguments(recipe: Recipe, folder: Path, progress: bool, report_to: str) -> 
     )
 
 
-def _claim(run: Path, recipe: Recipe, base: str, teacher: Any, rows: Dataset) -> None:
+def _claim(run: Path, recipe: Recipe, base: str, teacher: Any, rows: Dataset, start: str | Path | None) -> None:
     """Record what this run is, and refuse a folder that holds another one."""
     texts = json.dumps([list(rows["query"]), list(rows["response"])]).encode("utf-8", "backslashreplace")
     wanted = {
         "base": base,
+        "start": None if start is None else Path(start).name,
         "teacher": teacher if isinstance(teacher, str) or teacher is None else type(teacher).__name__,
         "rows": len(rows),
         "data_sha256": hashlib.sha256(texts).hexdigest(),

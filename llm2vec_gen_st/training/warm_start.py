@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,7 @@ from tqdm.auto import tqdm
 
 from llm2vec_gen_st.backbone import embedding_weight
 from llm2vec_gen_st.model import LLM2VecGen
+from llm2vec_gen_st.training.standardized import StandardizedLinear
 
 _HELD_OUT_SHARE = 0.1
 _HELD_OUT_MOST = 2000
@@ -75,6 +77,29 @@ def mean_states(
         features = {key: value.to(model.device) for key, value in features.items()}
         result[rows] = transformer(features)["compression_states"].mean(dim=1).cpu()
     return result
+
+
+@torch.no_grad()
+def state_moments(
+    model: LLM2VecGen, texts: Sequence[str], *, most: int = 1000, batch_size: int = 64, progress: bool = True
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and standard deviation (H) of the compression states of some texts, each position counted.
+
+    Args:
+        model: The student.
+        texts: Inputs, instruction included.
+        most: Texts used.
+        batch_size: Texts at once.
+        progress: Whether a progress bar is shown.
+    """
+    transformer, rows = model.suffix_transformer, sorted(texts[:most], key=len)
+    found = []
+    for first in tqdm(range(0, len(rows), batch_size), desc="moments", unit="batch", disable=not progress):
+        features = transformer.preprocess(rows[first : first + batch_size])
+        features = {key: value.to(model.device) for key, value in features.items()}
+        found.append(transformer(features)["compression_states"].flatten(0, 1))
+    states = torch.cat(found)
+    return states.mean(dim=0), states.std(dim=0).clamp_min(1e-6)
 
 
 def ridge_heads(
@@ -144,13 +169,55 @@ def _fit_alignment(model: LLM2VecGen, states: torch.Tensor, labels: np.ndarray, 
         tried.append((float(loss), float(strength), weight))
     loss, strength, weight = min(tried, key=lambda item: item[0])
     folded = (weight / spread[:, None]).T
-    recon = head.mlp_recon.weight.cpu().double()
-    align = torch.linalg.solve(recon.T, folded.T).T
-    # folded(h) = align(recon(h)), so the bias makes up for the mean state and for MLP_recon's own bias.
-    bias = goal - folded @ center - align @ head.mlp_recon.bias.cpu().double()
-    head.mlp_align.weight.copy_(align.float())
-    head.mlp_align.bias.copy_(bias.float())
-    found = head.align(head.soft_prompt(states[test].float().to(head.mlp_align.weight.device))).cpu().double()
-    if (found - features[test] @ weight - goal).square().sum() > 1e-4 * baseline:
-        raise ValueError("MLP_recon maps different states onto each other, so MLP_align cannot be fitted behind it.")
+    set_folded(model, folded, goal - folded @ center)
     return RidgeReport(strength, loss, len(states))
+
+
+@contextmanager
+def reconstruction_only(model: LLM2VecGen, texts: Sequence[str], *, progress: bool = True) -> Iterator[None]:
+    """Let a block train MLP_recon alone: on standardized states, and without any change to the embeddings.
+
+    Args:
+        model: The student.
+        texts: Inputs to take the states' mean and deviation of.
+        progress: Whether a progress bar is shown.
+    """
+    head = model.response_head
+    if head.mlp_recon is None:
+        raise ValueError("This student has no MLP_recon to train.")
+    folded = None if head.mlp_align is None else [value.detach() for value in head.folded()]
+    mean, std = state_moments(model, texts, progress=progress)
+    layer = StandardizedLinear(head.mlp_recon, mean, std)
+    # Training code takes the layer by weight and bias, which both forms have.
+    head._modules["mlp_recon"] = layer
+    try:
+        yield
+    finally:
+        head.mlp_recon = layer.folded()
+    if folded is not None:
+        set_folded(model, *folded)
+
+
+@torch.no_grad()
+def set_folded(model: LLM2VecGen, weight: torch.Tensor, bias: torch.Tensor) -> None:
+    """Choose MLP_align so that behind MLP_recon, as it is, both heads together are a given map.
+
+    Args:
+        model: The student.
+        weight: (D, H) of ``embedding = weight @ mean(h) + bias``.
+        bias: (D).
+
+    Raises:
+        ValueError: If a head is missing, or MLP_recon maps different states onto each other.
+    """
+    head = model.response_head
+    if head.mlp_recon is None or head.mlp_align is None:
+        raise ValueError("MLP_align is set behind MLP_recon; this student lacks one of them.")
+    weight, bias = weight.cpu().double(), bias.cpu().double()
+    recon = head.mlp_recon.weight.cpu().double()
+    align = torch.linalg.solve(recon.T, weight.T).T
+    head.mlp_align.weight.copy_(align.float())
+    head.mlp_align.bias.copy_((bias - align @ head.mlp_recon.bias.cpu().double()).float())
+    found = head.folded()[0].cpu().double()
+    if (found - weight).norm() > 1e-3 * weight.norm():
+        raise ValueError("MLP_recon maps different states onto each other, so MLP_align cannot be set behind it.")
