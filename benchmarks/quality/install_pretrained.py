@@ -1,6 +1,6 @@
 """Put a trained student into the package: adapter and model card there, recipe, log and loss plot beside this file.
 
-python benchmarks/quality/install_pretrained.py RUN_FOLDER NAME
+python benchmarks/quality/install_pretrained.py RUN_FOLDER NAME [--before RUN_FOLDER]
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Annotated
 
 import typer
 from select_queries import SOURCES
@@ -48,18 +49,27 @@ The adapter is under the MIT licence; the base model, SmolLM2-135M-Instruct, und
 """
 
 
-def main(run: Path, name: str) -> None:
+def keep_record(run: Path, folder: Path) -> None:
+    """Copy what tells how a run went."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in ("recipe.json", "ridge_start.json", "ridge_end.json"):
+        if (run / NOT_SHIPPED / file).exists():
+            shutil.copyfile(run / NOT_SHIPPED / file, folder / file)
+    write_log(folder, read_rows(run / NOT_SHIPPED / "log.jsonl"))
+
+
+def main(
+    run: Path, name: str, before: Annotated[Path | None, typer.Option(help="the run that this one went on from")] = None
+) -> None:
     """Copy a finished run's student, and print its size."""
     target = PRETRAINED / name
     shutil.rmtree(target, ignore_errors=True)
     LLM2VecGen(str(run)).save_pretrained(str(target), model_name=name)
     card = target / "README.md"
     card.write_text(card.read_text(encoding="utf-8") + training_section(run), encoding="utf-8")
-    record = RECORDS / name
-    record.mkdir(parents=True, exist_ok=True)
-    for file in ("recipe.json", "ridge_start.json", "ridge_end.json"):
-        shutil.copyfile(run / NOT_SHIPPED / file, record / file)
-    write_log(record, read_rows(run / NOT_SHIPPED / "log.jsonl"))
+    keep_record(run, RECORDS / name)
+    if before is not None:
+        keep_record(before, RECORDS / name / "before")
     size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
     print(f"{target.name}: {size / 1e6:.2f} MB")
 
