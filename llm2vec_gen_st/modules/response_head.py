@@ -20,7 +20,7 @@ class ResponseHead(Module):
 
     ``soft prompt = reconstruction(h)``, ``embedding = mean over n of alignment(soft prompt)``. Both maps are affine,
     so for the embedding alone they are applied once to the mean of ``h``: the same value for 1/n of the work.
-    Computed in float32 whatever the LLM's dtype.
+    Computed in float32 or better whatever the LLM's dtype.
 
     Args:
         hidden_size: Width H of the compression states.
@@ -83,9 +83,9 @@ class ResponseHead(Module):
         Returns:
             Weight (D, H) and bias (D), in float32.
         """
-        bias = self.align(self.soft_prompt(torch.zeros(self.hidden_size, device=self._device())))
+        bias = self._precise(torch.zeros(self.hidden_size, device=self._device()))
         basis = torch.eye(self.hidden_size, device=self._device())
-        return (self.align(self.soft_prompt(basis)) - bias).T.contiguous(), bias
+        return (self._precise(basis) - bias).T.float().contiguous(), bias.float()
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Add ``sentence_embedding`` (B, D) to the features.
@@ -97,9 +97,19 @@ class ResponseHead(Module):
         Returns:
             The features.
         """
-        states = features["compression_states"].to(self._device()).float()
-        features["sentence_embedding"] = self.align(self.soft_prompt(states.mean(dim=1)))
+        mean = features["compression_states"].to(self._device()).float().mean(dim=1)
+        if torch.is_grad_enabled():
+            features["sentence_embedding"] = self.align(self.soft_prompt(mean))
+        else:
+            features["sentence_embedding"] = self._precise(mean).float()
         return features
+
+    def _precise(self, value: torch.Tensor) -> torch.Tensor:
+        """Both heads in float64 (where the device has it): they may be large and undo each other."""
+        value = value.to(torch.float32 if value.device.type == "mps" else torch.float64)
+        for layer in self._layers().values():
+            value = nn.functional.linear(value, layer.weight.to(value), layer.bias.to(value))
+        return value
 
     def get_embedding_dimension(self) -> int:
         """Width D of the embedding."""

@@ -136,7 +136,11 @@ def train(
         with context:
             trainer = _trainer(model, dataset, stage, run / CHECKPOINTS / name, progress, report_to)
             checkpoint = _last_checkpoint(run / CHECKPOINTS / name)
-            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint is not None else None)
+            if checkpoint is not None and _step(checkpoint) >= stage.max_steps:
+                # The host would take one more step than asked for.
+                trainer.restore(checkpoint)
+            else:
+                trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint is not None else None)
         done = history[-1]["step"] if history else 0
         history += [{**row, "step": row["step"] + done} for row in trainer.state.log_history]
         if name == WHOLE and chosen.ridge_refit and labels is not None:
@@ -285,7 +289,11 @@ def _claim(run: Path, recipe: Recipe, base: str, teacher: Any, rows: Dataset, st
 def _last_checkpoint(folder: Path) -> Path | None:
     """The newest checkpoint that was written to its end: the host writes ``trainer_state.json`` last."""
     found = [path for path in folder.glob("checkpoint-*") if (path / "trainer_state.json").exists()]
-    return max(found, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+    return max(found, key=_step, default=None)
+
+
+def _step(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("-")[2])
 
 
 def _announce(model: LLM2VecGen) -> None:

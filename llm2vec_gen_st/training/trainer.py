@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformerTrainer
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_callback import TrainerState
 
 from llm2vec_gen_st.model import LLM2VecGen
 from llm2vec_gen_st.modules.response_head import WEIGHTS_FILE
@@ -52,6 +54,15 @@ class StudentTrainer(SentenceTransformerTrainer):
             if "response_input_ids" in batch:
                 batch["response_mean_tokens"] = torch.tensor(mean_tokens)
         return batches, items
+
+    def restore(self, checkpoint: Path) -> None:
+        """Become what a checkpoint holds, weights and log, without training on.
+
+        Args:
+            checkpoint: A folder that this trainer wrote.
+        """
+        self._load_from_checkpoint(str(checkpoint))
+        self.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """Suffix and heads only; the host would add the tokenizer and a pickle of its arguments."""

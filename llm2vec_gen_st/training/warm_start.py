@@ -218,6 +218,6 @@ def set_folded(model: LLM2VecGen, weight: torch.Tensor, bias: torch.Tensor) -> N
     align = torch.linalg.solve(recon.T, weight.T).T
     head.mlp_align.weight.copy_(align.float())
     head.mlp_align.bias.copy_((bias - align @ head.mlp_recon.bias.cpu().double()).float())
-    found = head.folded()[0].cpu().double()
+    found = head.mlp_align.weight.cpu().double() @ recon
     if (found - weight).norm() > 1e-3 * weight.norm():
         raise ValueError("MLP_recon maps different states onto each other, so MLP_align cannot be set behind it.")
