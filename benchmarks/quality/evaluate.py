@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
+import torch
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -27,30 +28,30 @@ from llm2vec_gen_st.teachers import load_teacher
 from llm2vec_gen_st.text import TextTokenizer
 
 
-def mean_pooling(backbone: Backbone, batch_size: int = 64) -> Embed:
-    """The plain LLM: mean over all tokens of the text, no instruction."""
-    import torch
-
+def mean_pooling(backbone: Backbone) -> Embed:
+    """The plain LLM: mean over all tokens of the text, no instruction; for one batch."""
     plain = TextTokenizer(backbone.tokenizer)
 
+    @torch.inference_mode()
     def embed(texts: Sequence[str]) -> np.ndarray:
-        found = []
-        with torch.inference_mode():
-            for start in range(0, len(texts), batch_size):
-                batch = pad_right([plain.ids(text, 512).ids for text in texts[start : start + batch_size]])
-                hidden = backbone.llm.base_model(input_ids=batch["input_ids"], use_cache=False).last_hidden_state
-                mask = batch["attention_mask"][..., None].float()
-                found.append(((hidden.float() * mask).sum(dim=1) / mask.sum(dim=1)).numpy())
-        return np.concatenate(found)
+        batch = pad_right([plain.ids(text, 512).ids for text in texts])
+        hidden = backbone.llm.base_model(input_ids=batch["input_ids"], use_cache=False).last_hidden_state
+        mask = batch["attention_mask"][..., None].float()
+        return ((hidden.float() * mask).sum(dim=1) / mask.sum(dim=1)).numpy()
 
     return embed
 
 
 def in_batches(embed: Embed, batch_size: int = 64) -> Embed:
-    """Call a function of one batch on as many texts as there are."""
-    return lambda texts: np.concatenate(
-        [embed(texts[start : start + batch_size]) for start in range(0, len(texts), batch_size)]
-    )
+    """Call a function of one batch on as many texts as there are, those of similar length together."""
+
+    def embed_all(texts: Sequence[str]) -> np.ndarray:
+        order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
+        starts = range(0, len(order), batch_size)
+        found = np.concatenate([embed([texts[row] for row in order[start : start + batch_size]]) for start in starts])
+        return found[np.argsort(order)]
+
+    return embed_all
 
 
 def main(
@@ -64,7 +65,7 @@ def main(
     """Print one table, and write it as JSON."""
     backbone = load_backbone(SMOLLM2_ID, model_kwargs={"dtype": dtype})
     systems: dict[str, Embed] = {
-        "SmolLM2-135M, mean pooling": mean_pooling(backbone),
+        "SmolLM2-135M, mean pooling": in_batches(mean_pooling(backbone)),
         "SmolLM2-135M as teacher 'self'": in_batches(load_teacher("self", backbone).embed),
         "all-MiniLM-L6-v2": in_batches(load_teacher("all-MiniLM-L6-v2").embed),
     }
