@@ -367,6 +367,24 @@ def test_ridge_start_is_the_regression_it_claims_to_be() -> None:
     assert chance.held_out_loss > 0.9
 
 
+def test_reconstruction_stage_keeps_the_embeddings(tmp_path: Path) -> None:
+    """MLP_recon changes, MLP_align is set anew behind it, and every embedding stays what it was."""
+    backbone = tiny_backbone()
+    first = train(rows(), tmp_path / "one", base=backbone, teacher=None, recipe=TINY, max_steps=4, progress=False)
+    texts = [query for query, _ in PAIRS]
+    before, prompts = first.encode(texts), first.encode_soft_prompts(texts)
+    second = train(
+        rows(), tmp_path / "two", base=backbone, teacher=None, recipe=TINY, start=tmp_path / "one", epochs=0,
+        recon_steps=6, recon_learning_rate=1e-2, progress=False,
+    )  # fmt: skip
+    np.testing.assert_allclose(second.encode(texts), before, atol=1e-4)
+    assert not torch.allclose(second.encode_soft_prompts(texts), prompts, atol=1e-2)
+    found = losses(tmp_path / "two", "reconstruction")
+    assert found[-1] < found[0]
+    again = LLM2VecGen(str(tmp_path / "two"), backbone=backbone)
+    np.testing.assert_allclose(again.encode(texts), second.encode(texts), atol=1e-6)
+
+
 def test_suffix_from_text_takes_its_last_tokens() -> None:
     """Short texts repeat, long ones keep their end."""
     model = tiny_model()

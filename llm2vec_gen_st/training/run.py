@@ -199,8 +199,8 @@ def _stages(recipe: Recipe, rows: int) -> list[tuple[str, Recipe]]:
     steps = min(steps, recipe.max_steps) if recipe.max_steps > 0 else steps
     stages = [(WHOLE, replace(recipe, max_steps=steps))] if steps else []
     if recipe.recon_steps:
-        alone = {"max_steps": recipe.recon_steps, "recon_weight": 1.0, "align_weight": 0.0}
-        stages.append((RECONSTRUCTION, replace(recipe, **alone)))
+        alone = replace(recipe, max_steps=recipe.recon_steps, recon_weight=1.0, align_weight=0.0)
+        stages.append((RECONSTRUCTION, alone))
     return stages
 
 
