@@ -7,7 +7,7 @@ import json
 import math
 import os
 import shutil
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -117,9 +117,9 @@ def train(
         if labels is None:
             raise ValueError("A ridge start fits the teacher's embeddings; without alignment use init='random'.")
         suffix_from_text(model, chosen.suffix_text)
-        start = ridge_heads(model, *_ridge_rows(dataset, labels, chosen), seed=chosen.seed, progress=progress)
-        write_json(run / "ridge_start.json", asdict(start))
-        print(f"Ridge start: held-out distance {start.held_out_loss:.3f} of the mean embedding's.", flush=True)
+        fitted = ridge_heads(model, *_ridge_rows(dataset, labels, chosen), seed=chosen.seed, progress=progress)
+        write_json(run / "ridge_start.json", asdict(fitted))
+        print(f"Ridge start: held-out distance {fitted.held_out_loss:.3f} of the mean embedding's.", flush=True)
     _announce(model)
 
     if chosen.gradient_checkpointing:
@@ -129,10 +129,9 @@ def train(
     history: list[dict[str, Any]] = []
     for name, stage in stages:
         _select_trainable(model, name, chosen)
+        context: AbstractContextManager[None] = nullcontext()
         if name == RECONSTRUCTION:
             context = reconstruction_only(model, dataset["query"][: chosen.ridge_rows], progress=progress)
-        else:
-            context = nullcontext()
         with context:
             trainer = _trainer(model, dataset, stage, run / CHECKPOINTS / name, progress, report_to)
             checkpoint = _last_checkpoint(run / CHECKPOINTS / name)
