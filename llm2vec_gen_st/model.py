@@ -7,20 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from sentence_transformers import SentenceTransformer, quantize_embeddings
+from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize
 from torch import nn
 from tqdm.auto import trange
 from transformers import PreTrainedModel
 from typing_extensions import Self
 
-from llm2vec_gen_st.backbone import Backbone, embedding_weight, load_backbone
+from llm2vec_gen_st.backbone import Backbone, load_backbone, placed_by_loading
 from llm2vec_gen_st.checkpoints.card import host_requirements, student_card
-from llm2vec_gen_st.interpret.decode import decode_soft_prompts
+from llm2vec_gen_st.encoding import as_texts, check_finite, empty_like, in_precision, named_options
+from llm2vec_gen_st.interpret.decode import as_soft_prompts, decode_ids, decoded_texts, is_soft_prompts
+from llm2vec_gen_st.load_options import LoadOptions
 from llm2vec_gen_st.modules import ResponseHead, SuffixTransformer
-from llm2vec_gen_st.modules.lora import lora_enabled
+from llm2vec_gen_st.modules.lora import lora_enabled, lora_removed_on_failure
 from llm2vec_gen_st.modules.truncation import warn_once_if_cut
 from llm2vec_gen_st.prompts import DEFAULT_PROMPTS
 
@@ -101,33 +102,36 @@ class LLM2VecGen(SentenceTransformer):
                 "Give LLM2VecGen a name or path, or ready modules; to start untrained use LLM2VecGen.from_base."
             )
         saved: dict[str, Any] = {}
-        if model_name_or_path is not None:
-            from llm2vec_gen_st.checkpoints.loading import load_checkpoint
+        with lora_removed_on_failure(backbone.llm if backbone is not None else None):
+            if model_name_or_path is not None:
+                from llm2vec_gen_st.checkpoints.loading import load_checkpoint
 
-            checkpoint = load_checkpoint(
-                str(model_name_or_path),
-                model_kwargs=model_kwargs,
-                processor_kwargs=processor_kwargs,
-                backbone=backbone,
-                verify_base=verify_base,
-                revision=revision,
-                token=token,
-                cache_folder=cache_folder,
-                local_files_only=local_files_only,
+                checkpoint = load_checkpoint(
+                    str(model_name_or_path),
+                    LoadOptions(
+                        model_kwargs=model_kwargs,
+                        processor_kwargs=processor_kwargs,
+                        backbone=backbone,
+                        verify_base=verify_base,
+                        revision=revision,
+                        token=token,
+                        cache_folder=cache_folder,
+                        local_files_only=local_files_only,
+                    ),
+                )
+                modules, saved = checkpoint.modules, checkpoint.config
+            if device is None and modules and isinstance(modules[0], SuffixTransformer):
+                placed = placed_by_loading(modules[0].llm, model_kwargs)
+                device = None if placed is None else str(placed)
+            super().__init__(
+                modules=modules,
+                device=device,
+                prompts={**(saved.get("prompts") or DEFAULT_PROMPTS), **(prompts or {})},
+                default_prompt_name=default_prompt_name or saved.get("default_prompt_name"),
+                similarity_fn_name=similarity_fn_name or saved.get("similarity_fn_name"),
+                truncate_dim=truncate_dim,
+                **kwargs,
             )
-            modules, saved = checkpoint.modules, checkpoint.config
-        assert modules is not None
-        if device is None and (placed := _placed_by_loading(modules, model_kwargs)) is not None:
-            device = str(placed)
-        super().__init__(
-            modules=modules,
-            device=device,
-            prompts={**(saved.get("prompts") or DEFAULT_PROMPTS), **(prompts or {})},
-            default_prompt_name=default_prompt_name or saved.get("default_prompt_name"),
-            similarity_fn_name=similarity_fn_name or saved.get("similarity_fn_name"),
-            truncate_dim=truncate_dim,
-            **kwargs,
-        )
         self.model_card_data.local_files_only = True
 
     @classmethod
@@ -165,19 +169,20 @@ class LLM2VecGen(SentenceTransformer):
             The student.
         """
         backbone = load_backbone(base, model_kwargs=model_kwargs) if isinstance(base, str) else base
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            suffix = SuffixTransformer(
-                backbone,
-                thought_tokens=thought_tokens,
-                compression_tokens=compression_tokens,
-                max_seq_length=max_seq_length,
-                **suffix_options,
-            )
-            modules: list[nn.Module] = [suffix, ResponseHead(backbone.hidden_size, embedding_dim)]
-        if normalize:
-            modules.append(Normalize())
-        return cls(modules=modules, prompts=prompts, device=device, model_kwargs=model_kwargs)
+        with lora_removed_on_failure(backbone.llm):
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                suffix = SuffixTransformer(
+                    backbone,
+                    thought_tokens=thought_tokens,
+                    compression_tokens=compression_tokens,
+                    max_seq_length=max_seq_length,
+                    **suffix_options,
+                )
+                modules: list[nn.Module] = [suffix, ResponseHead(backbone.hidden_size, embedding_dim)]
+            if normalize:
+                modules.append(Normalize())
+            return cls(modules=modules, prompts=prompts, device=device, model_kwargs=model_kwargs)
 
     @property
     def suffix_transformer(self) -> SuffixTransformer:
@@ -219,21 +224,19 @@ class LLM2VecGen(SentenceTransformer):
             FloatingPointError: If an embedding is not finite; names the input's position.
         """
         texts = as_texts(inputs)
-        options = _bind_encode(self, args, kwargs)
+        options = named_options(args, kwargs)
         precision = options.pop("precision", None) or "float32"
         output_value = options.get("output_value", "sentence_embedding")
         with warn_once_if_cut(self.suffix_transformer.text_limit):
             found = super().encode(texts, precision="float32", **options)
         if output_value != "sentence_embedding":
             return found
-        self._check_finite(found)
+        check_finite(found)
         if not isinstance(texts, str) and not texts:
-            width = options.get("truncate_dim") or self.truncate_dim or self.response_head.embedding_dim
-            if isinstance(found, np.ndarray):
-                found = np.zeros((0, width), np.float32)
-            elif isinstance(found, torch.Tensor):
-                found = found.reshape(0, width)
-        return found if precision == "float32" else _quantized(found, precision, single=isinstance(texts, str))
+            found = empty_like(
+                found, options.get("truncate_dim") or self.truncate_dim or self.response_head.embedding_dim
+            )
+        return found if precision == "float32" else in_precision(found, precision, single=isinstance(texts, str))
 
     @torch.inference_mode()
     def encode_soft_prompts(
@@ -277,7 +280,7 @@ class LLM2VecGen(SentenceTransformer):
                 head = self.response_head
                 device = next((parameter.device for parameter in head.parameters()), states.device)
                 result[chosen] = head.soft_prompt(states.to(device)).cpu()
-        self._check_finite(result.flatten(1))
+        check_finite(result.flatten(1))
         return result[0] if isinstance(texts, str) else result
 
     def decode(
@@ -306,32 +309,22 @@ class LLM2VecGen(SentenceTransformer):
         Raises:
             ValueError: If the array has another shape, such as a pooled embedding's.
         """
-        if not isinstance(soft_prompts, torch.Tensor | np.ndarray) and not _is_tensor_list(soft_prompts):
+        if not is_soft_prompts(soft_prompts):
             soft_prompts = self.encode_soft_prompts(
                 soft_prompts, prompt_name=prompt_name, prompt=prompt, batch_size=batch_size
             )
-        elif _is_tensor_list(soft_prompts):
-            soft_prompts = torch.stack([torch.as_tensor(item) for item in soft_prompts])
-        prompts = torch.as_tensor(soft_prompts)
-        hidden, count = self.response_head.hidden_size, self.suffix_transformer.compression_tokens
-        if prompts.ndim == 2 and tuple(prompts.shape) == (count, hidden):
-            prompts = prompts[None]
-        if prompts.ndim != 3 or prompts.shape[-1] != hidden:
-            raise ValueError(
-                f"decode takes soft prompts of shape (N, {count}, {hidden}) from encode_soft_prompts, or texts; an "
-                f"array of shape {tuple(prompts.shape)} is not one (a pooled embedding has lost what decoding needs)."
-            )
         transformer = self.suffix_transformer
+        prompts = as_soft_prompts(soft_prompts, transformer.compression_tokens, self.response_head.hidden_size)
         with lora_enabled(self.llm, False, transformer.lora is not None):
-            return decode_soft_prompts(
+            rows = decode_ids(
                 self.backbone,
                 prompts,
                 max_new_tokens=max_new_tokens,
                 end_ids=transformer.end_of_text_ids,
-                end_text=transformer.end_of_response,
                 batch_size=batch_size,
                 progress=show_progress_bar,
             )
+        return decoded_texts(self.backbone, rows, end_text=transformer.end_of_response)
 
     def preview(self, text: str, *, prompt_name: str | None = None, prompt: str | None = None) -> Preview:
         """Show what the model reads for a text.
@@ -361,92 +354,3 @@ class LLM2VecGen(SentenceTransformer):
         name = self.model_card_data.model_id or model_name
         card = student_card(self, None if name and Path(name).exists() else name)
         (Path(path) / "README.md").write_text(card, encoding="utf-8")
-
-    def _check_finite(self, found: Any) -> None:
-        rows = found if isinstance(found, torch.Tensor | np.ndarray) else list(found)
-        if not len(rows):
-            return
-        values = torch.stack(list(rows)) if isinstance(rows, list) else torch.as_tensor(rows)
-        values = values[None] if values.ndim == 1 else values
-        bad = (~torch.isfinite(values).all(dim=1)).nonzero().flatten().tolist()
-        if bad:
-            raise FloatingPointError(
-                f"The embeddings of {len(bad)} inputs are not finite; the first is input {bad[0]}. "
-                "Check the checkpoint's weights and the dtype (float16 overflows where bfloat16 does not)."
-            )
-
-
-def as_texts(inputs: Any) -> str | list[str]:
-    """Check that the inputs are texts.
-
-    Args:
-        inputs: A string or any iterable of strings.
-
-    Returns:
-        The string, or the strings as a list.
-
-    Raises:
-        TypeError: If they are anything else; names the first wrong position.
-
-    Example:
-        >>> as_texts(text for text in ("a", "b"))
-        ['a', 'b']
-    """
-    if isinstance(inputs, str):
-        return str(inputs)
-    try:
-        items = list(inputs)
-    except TypeError:
-        raise TypeError(f"Inputs must be a string or an iterable of strings, got {type(inputs).__name__}.") from None
-    if isinstance(inputs, dict | bytes):
-        raise TypeError(f"Inputs must be a string or an iterable of strings, got {type(inputs).__name__}.")
-    for position, item in enumerate(items):
-        if not isinstance(item, str):
-            raise TypeError(f"Input {position} is not a string but {type(item).__name__}: {str(item)[:80]!r}.")
-    return [str(item) for item in items]
-
-
-def _bind_encode(model: SentenceTransformer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Names of positional options after ``inputs``, in the host's order."""
-    names = (
-        "prompt_name",
-        "prompt",
-        "batch_size",
-        "show_progress_bar",
-        "output_value",
-        "precision",
-        "convert_to_numpy",
-        "convert_to_tensor",
-        "device",
-        "normalize_embeddings",
-        "truncate_dim",
-        "pool",
-        "chunk_size",
-    )
-    if len(args) > len(names):
-        raise TypeError(f"{type(model).__name__}.encode takes at most {len(names) + 1} positional arguments.")
-    return {**dict(zip(names, args, strict=False)), **kwargs}
-
-
-def _quantized(found: Any, precision: Any, *, single: bool) -> Any:
-    """Checked embeddings in another precision, in the container they came in."""
-    values = quantize_embeddings(found[None] if single else found, precision=precision)
-    values = values[0] if single else values
-    if isinstance(found, torch.Tensor):
-        return torch.as_tensor(values)
-    return [torch.as_tensor(value) for value in values] if isinstance(found, list) else values
-
-
-def _is_tensor_list(value: Any) -> bool:
-    return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], torch.Tensor | np.ndarray)
-
-
-def _placed_by_loading(modules: list[nn.Module], model_kwargs: dict[str, Any] | None) -> torch.device | None:
-    """Where the LLM was put when it was loaded with a device map or quantized; nothing is moved then."""
-    if not modules or not isinstance(modules[0], SuffixTransformer):
-        return None
-    llm = modules[0].llm
-    placed = (model_kwargs or {}).get("device_map") is not None or getattr(llm, "hf_device_map", None) is not None
-    if not placed and not getattr(llm, "is_quantized", False):
-        return None
-    return embedding_weight(llm).device

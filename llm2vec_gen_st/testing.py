@@ -6,7 +6,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedTokenizerFast
 
-from llm2vec_gen_st.backbone import Backbone, BaseReference, fingerprint
+from llm2vec_gen_st.backbone import Backbone
+from llm2vec_gen_st.base_reference import BaseReference
 from llm2vec_gen_st.model import LLM2VecGen
 
 _CORPUS = (
@@ -77,7 +78,7 @@ def tiny_backbone(config: PretrainedConfig | None = None, *, seed: int = 0) -> B
         torch.manual_seed(seed)
         llm = AutoModelForCausalLM.from_config(config)
     llm.requires_grad_(False).eval()
-    return Backbone(llm, tokenizer, BaseReference("tiny", None, fingerprint(llm)))
+    return Backbone(llm, tokenizer, BaseReference.of(llm, "tiny"))
 
 
 def tiny_model(*, seed: int = 0, backbone: Backbone | None = None) -> LLM2VecGen:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jinja2 import TemplateError
 from tokenizers import Encoding, Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 _CHARACTERS_PER_TOKEN = 8
 _LOOKAHEAD = 64
-_PLACEHOLDER = "\ue000the-message\ue000"
+_PLACEHOLDER = "\ue000message\ue000"
 
 
 @dataclass(frozen=True)
@@ -81,8 +83,6 @@ def chat_ids(
 ) -> list[int]:
     """Token ids of one user message in the tokenizer's chat format, ready for the assistant's answer.
 
-    Template and message are tokenized apart, so that control tokens written inside a message cannot end it.
-
     Args:
         tokenizer: Tokenizer with a chat template; without one the message itself is the prompt.
         plain: Its :class:`TextTokenizer`.
@@ -96,15 +96,92 @@ def chat_ids(
     message = message.strip()
     if not tokenizer.chat_template:
         return plain.ids(message, limit).ids
-    messages = [{"role": "system", "content": system}] if system is not None else []
-    messages.append({"role": "user", "content": _PLACEHOLDER})
-    rendered = tokenizer.apply_chat_template(
-        messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
-    )
-    before, _, after = str(rendered).partition(_PLACEHOLDER)
-    opening = tokenizer(before, add_special_tokens=False)["input_ids"]
-    closing = tokenizer(after, add_special_tokens=False)["input_ids"]
-    return [*opening, *plain.ids(message, limit, add_special_tokens=False).ids, *closing]
+    opening = [] if system is None else [("system", plain.ids(system.strip(), add_special_tokens=False).ids)]
+    asked = ("user", plain.ids(message, limit, add_special_tokens=False).ids)
+    return _in_template(tokenizer, [*opening, asked]).ids
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """A conversation as the LLM reads it.
+
+    Args:
+        ids: Token ids.
+        closing: What the chat template puts behind the last message, as text.
+    """
+
+    ids: list[int]
+    closing: str
+
+
+def chat_prompt(
+    tokenizer: PreTrainedTokenizerBase, plain: TextTokenizer, messages: Sequence[tuple[str, str]]
+) -> ChatPrompt:
+    """A conversation in the tokenizer's chat format, ready for the assistant's next message.
+
+    Args:
+        tokenizer: Tokenizer with a chat template; without one the texts are joined by blank lines.
+        plain: Its :class:`TextTokenizer`.
+        messages: Role (``system``, ``user``, ``assistant``) and text of each; spaces around a text are dropped.
+
+    Returns:
+        The prompt.
+
+    Raises:
+        ValueError: If the template refuses these roles in this order, or has no place for one of the messages.
+
+    Example:
+        >>> from llm2vec_gen_st.testing import tiny_tokenizer
+        >>> tokenizer = tiny_tokenizer()
+        >>> prompt = chat_prompt(tokenizer, TextTokenizer(tokenizer), [("user", "Who?"), ("assistant", "Bees.")])
+        >>> print(tokenizer.decode(prompt.ids))
+        <|im_start|>user
+        Who?<|im_end|>
+        <|im_start|>assistant
+        Bees.<|im_end|>
+        <|im_start|>assistant
+        <BLANKLINE>
+    """
+    texts = [text.strip() for _, text in messages]
+    if not tokenizer.chat_template:
+        return ChatPrompt(plain.ids("\n\n".join(texts)).ids, "")
+    contents = [plain.ids(text, add_special_tokens=False).ids for text in texts]
+    return _in_template(tokenizer, [(role, ids) for (role, _), ids in zip(messages, contents, strict=True)])
+
+
+def _in_template(tokenizer: PreTrainedTokenizerBase, messages: Sequence[tuple[str, list[int]]]) -> ChatPrompt:
+    """Messages, given as ids, between the control tokens of the chat template.
+
+    The template is rendered around placeholders and tokenized apart from the messages, so that control tokens written
+    inside a message cannot end it.
+    """
+    stand_ins = [
+        {"role": role, "content": f"{_PLACEHOLDER}{number}{_PLACEHOLDER}"} for number, (role, _) in enumerate(messages)
+    ]
+    try:
+        rendered = tokenizer.apply_chat_template(
+            stand_ins, tokenize=False, add_generation_prompt=True, enable_thinking=False
+        )
+    except TemplateError as error:
+        roles = ", ".join(role for role, _ in messages)
+        raise ValueError(f"The tokenizer's chat template refuses messages of the roles {roles}: {error}") from error
+    # Control text at even places, numbers of messages between them.
+    parts = re.split(f"{_PLACEHOLDER}(\\d+){_PLACEHOLDER}", str(rendered))
+    missing = set(range(len(messages))) - {int(number) for number in parts[1::2]}
+    if missing:
+        first = min(missing)
+        raise ValueError(
+            f"The tokenizer's chat template has no place for message {first} (role {messages[first][0]!r}) in a "
+            "conversation like this; leave it out or merge it with a neighbour."
+        )
+    ids: list[int] = []
+    for place, part in enumerate(parts):
+        ids += messages[int(part)][1] if place % 2 else _control_ids(tokenizer, part)
+    return ChatPrompt(ids, parts[-1])
+
+
+def _control_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
 
 
 def without_lone_surrogates(text: str) -> str:

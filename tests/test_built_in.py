@@ -95,7 +95,7 @@ def test_other_base_weights_are_refused(tmp_path: Path) -> None:
     other = load_backbone(SMOLLM2_ID, model_kwargs={"dtype": "bfloat16"})
     with torch.no_grad():
         other.llm.get_input_embeddings().weight.mul_(1.01)
-    from llm2vec_gen_st.backbone import BaseModelError, BaseReference, fingerprint
+    from llm2vec_gen_st.base_reference import BaseModelError, BaseReference, fingerprint
 
     changed = Backbone(other.llm, other.tokenizer, BaseReference(SMOLLM2_ID, None, fingerprint(other.llm)))
     with pytest.raises(BaseModelError) as error:

@@ -16,7 +16,8 @@ from sentence_transformers import SentenceTransformer
 from transformers import LlamaConfig
 
 from llm2vec_gen_st import LLM2VecGen
-from llm2vec_gen_st.backbone import SMOLLM2_ID, fingerprint, load_backbone, packaged_smollm2
+from llm2vec_gen_st.backbone import SMOLLM2_ID, load_backbone, packaged_smollm2
+from llm2vec_gen_st.base_reference import fingerprint
 from llm2vec_gen_st.checkpoints import export_native, import_official
 from llm2vec_gen_st.modules.lora import lora_parameters
 from llm2vec_gen_st.modules.tensors import CheckpointError

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, Qwen2Config
 
 from llm2vec_gen_st import LLM2VecGen
-from llm2vec_gen_st.backbone import BaseModelError
+from llm2vec_gen_st.base_reference import BaseModelError
 from llm2vec_gen_st.checkpoints import export_official, import_official
 from llm2vec_gen_st.interpret.decode import decode_ids
 from llm2vec_gen_st.losses import LLM2VecGenLoss

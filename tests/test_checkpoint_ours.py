@@ -12,17 +12,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import environment
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from llm2vec_gen_st import LLM2VecGen
-from llm2vec_gen_st.backbone import SMOLLM2_ID, Backbone, BaseModelError, load_backbone
+from llm2vec_gen_st.backbone import SMOLLM2_ID, Backbone, load_backbone
+from llm2vec_gen_st.base_reference import BaseModelError
 from llm2vec_gen_st.checkpoints import card, hub, loading, registry
 from llm2vec_gen_st.checkpoints.loading import load_checkpoint
 from llm2vec_gen_st.checkpoints.registry import KNOWN_MODELS, KnownModel, find_known
-from llm2vec_gen_st.modules.lora import lora_parameters
+from llm2vec_gen_st.load_options import LoadOptions
+from llm2vec_gen_st.modules.lora import lora_parameters, remove_lora
 from llm2vec_gen_st.modules.tensors import CheckpointError
 from llm2vec_gen_st.testing import tiny_backbone, tiny_model
 
@@ -402,7 +406,7 @@ def test_a_name_of_the_paper_is_fetched_without_pickles(monkeypatch: pytest.Monk
         return str(saved[1])
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
-    load_checkpoint("llm2vec-gen-llama3.2-1b", revision="v2", local_files_only=True)
+    load_checkpoint("llm2vec-gen-llama3.2-1b", LoadOptions(revision="v2", local_files_only=True))
     assert asked["id"] == "McGill-NLP/LLM2Vec-Gen-Meta-Llama-32-1B-Instruct"
     assert (asked["revision"], asked["local_files_only"]) == ("v2", True)
     names = ["optimizer.pt", "training_args.bin", "rng_state.pth", "model.safetensors", "model-00001-of-2.safetensors"]
@@ -422,10 +426,134 @@ def test_a_built_in_model_is_only_warned_about_its_base_without_the_package(
     edit_json(folder / "suffix_config.json", base={**base, "fingerprint": "0" * 16})
     monkeypatch.setattr(registry, "PRETRAINED", tmp_path)
     with pytest.raises(BaseModelError):
-        load_checkpoint("llm2vec-gen-smollm2-135m")
+        load_checkpoint("llm2vec-gen-smollm2-135m", LoadOptions())
     monkeypatch.setattr(loading, "packaged_smollm2", lambda: None)
-    load_checkpoint("llm2vec-gen-smollm2-135m")
+    load_checkpoint("llm2vec-gen-smollm2-135m", LoadOptions())
     assert "0" * 16 in caplog.text
     with pytest.raises(CheckpointError, match="not part of this installation"):
-        load_checkpoint("llm2vec-gen-smollm2-135m-self")
+        load_checkpoint("llm2vec-gen-smollm2-135m-self", LoadOptions())
     assert KnownModel("a", SMOLLM2_ID, 1.0).folder == tmp_path / "a"
+
+
+LORA = {"r": 4, "lora_alpha": 8, "lora_dropout": 0.0, "target_modules": ["q_proj", "down_proj"]}
+CONFIGS = ("suffix_config.json", "1_ResponseHead/config.json")
+
+
+@pytest.fixture(scope="module")
+def saved_lora(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved student with LoRA layers on the tiny base model."""
+    folder = tmp_path_factory.mktemp("lora")
+    LLM2VecGen.from_base(
+        tiny_backbone(), thought_tokens=4, compression_tokens=4, embedding_dim=48, device="cpu", lora=LORA
+    ).save_pretrained(str(folder))
+    return folder
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.integers(-1, 70) | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=4,
+)
+
+
+@st.composite
+def changed_configs(draw: st.DrawFn) -> tuple[str, Any]:
+    """One of the two configs of a student, a change at some place of it, and what is written there."""
+    file = draw(st.sampled_from(CONFIGS))
+    places = {
+        CONFIGS[0]: [
+            *([key] for key in ("format_version", "base", "thought_tokens", "compression_tokens", "max_seq_length")),
+            *([key] for key in ("end_of_response", "end_of_text_ids", "lora", "surplus")),
+            *(["base", key] for key in ("id", "revision", "fingerprint", "embedding_sample", "surplus")),
+            *(["lora", key] for key in ("r", "lora_alpha", "lora_dropout", "target_modules", "surplus")),
+        ],
+        CONFIGS[1]: [[key] for key in ("hidden_size", "embedding_dim", "reconstruction", "alignment", "surplus")],
+    }
+    place = draw(st.sampled_from(places[file]))
+    names = st.lists(st.sampled_from(["q_proj", "layers", "embed_tokens", "norm", "lm_head"]), max_size=2)
+    return file, (place, draw(st.just("delete") | st.tuples(json_values | names)))
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(changed_configs())
+def test_a_changed_config_loads_or_is_refused_by_name(saved_lora: Path, backbone: Backbone, changed: Any) -> None:
+    file, (place, value) = changed
+    path = saved_lora / file
+    kept = path.read_text("utf-8")
+    content = json.loads(kept)
+    parent = content[place[0]] if len(place) == 2 else content
+    if value == "delete":
+        parent.pop(place[-1], None)
+    else:
+        parent[place[-1]] = value[0]
+    path.write_text(json.dumps(content), "utf-8")
+    refused: Exception | None = None
+    try:
+        LLM2VecGen(str(saved_lora), backbone=backbone, device="cpu")
+    except (CheckpointError, BaseModelError) as error:
+        refused = error
+    else:
+        if hasattr(backbone.llm, "peft_config"):
+            remove_lora(backbone.llm)
+    finally:
+        path.write_text(kept, "utf-8")
+    if isinstance(refused, CheckpointError):
+        # Sizes that are right by themselves are found wrong where the tensors are.
+        files = (path, *(saved_lora / name for name in ("suffix.safetensors", "lora.safetensors")))
+        assert any(str(name) in str(refused) for name in (*files, saved_lora / "1_ResponseHead" / "model.safetensors"))
+    assert not [name for name, _ in backbone.llm.named_modules() if "lora" in name]
+
+
+@pytest.mark.parametrize("file", CONFIGS)
+def test_missing_and_unknown_keys_of_a_config_are_named(saved: Any, tmp_path: Path, file: str) -> None:
+    folder = copy_of(saved[1], tmp_path / "student")
+    path = folder / file
+    content = json.loads(path.read_text("utf-8"))
+    name = sorted(content)[0]
+    content["surplus"] = 1
+    del content[name]
+    path.write_text(json.dumps(content), "utf-8")
+    with pytest.raises(CheckpointError) as error:
+        LLM2VecGen(str(folder))
+    for words in (str(path), f"the key {name!r} is missing", "the key 'surplus' is not known"):
+        assert words in str(error.value)
+
+
+@pytest.mark.parametrize("broken", ["lora.safetensors", "1_ResponseHead/model.safetensors", "device", "target"])
+def test_a_failed_load_leaves_a_shared_backbone_as_it_was(saved_lora: Path, tmp_path: Path, broken: str) -> None:
+    folder = copy_of(saved_lora, tmp_path / "student")
+    backbone = tiny_backbone()
+    ids = torch.arange(3, 40)[None]
+    modules = dict(backbone.llm.named_modules())
+    parameters = {name: (value, value.requires_grad) for name, value in backbone.llm.named_parameters()}
+    with torch.no_grad():
+        before = backbone.llm(ids).logits
+    device = "cpu"
+    if broken == "device":
+        device = "no-such-device"
+    elif broken == "target":
+        edit_json(folder / "suffix_config.json", lora={**LORA, "target_modules": ["q_proj", "layers"]})
+    else:
+        tensors = load_file(folder / broken)
+        save_file(dict(list(tensors.items())[1:]), folder / broken)
+    with pytest.raises((ValueError, RuntimeError)):
+        LLM2VecGen(str(folder), backbone=backbone, device=device)
+    assert {name: id(module) for name, module in backbone.llm.named_modules()} == {
+        name: id(module) for name, module in modules.items()
+    }
+    for name, value in backbone.llm.named_parameters():
+        assert value is parameters[name][0]
+        assert value.requires_grad == parameters[name][1]
+    assert not hasattr(backbone.llm, "peft_config")
+    with torch.no_grad():
+        assert torch.equal(backbone.llm(ids).logits, before)
+    again = LLM2VecGen(str(saved_lora), backbone=backbone, device="cpu")
+    assert lora_parameters(again.llm)
+
+
+def test_a_failed_load_leaves_the_lora_layers_of_the_student_before_it(saved_lora: Path) -> None:
+    first = LLM2VecGen(str(saved_lora), backbone=tiny_backbone(), device="cpu")
+    vectors = first.encode(TEXTS)
+    with pytest.raises(ValueError, match="already carries the LoRA layers of another student"):
+        LLM2VecGen(str(saved_lora), backbone=first.backbone, device="cpu")
+    np.testing.assert_array_equal(first.encode(TEXTS), vectors)

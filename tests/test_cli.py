@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
 from sentence_transformers import SentenceTransformer
 from typer.testing import CliRunner, Result
 
@@ -20,7 +23,7 @@ from llm2vec_gen_st.files import read_rows
 from llm2vec_gen_st.responses import read_responses
 from llm2vec_gen_st.testing import tiny_backbone
 
-COMMANDS = ("demo", "encode", "decode", "respond", "train", "convert", "info")
+COMMANDS = ("demo", "encode", "decode", "respond", "train", "convert", "info", "index", "search", "ask")
 TEXTS = ["where do polar bears live?", "who makes [honey]?"]
 
 
@@ -209,3 +212,60 @@ def test_a_missing_base_and_a_broken_checkpoint_are_named(saved: Path, tmp_path:
 def test_debug_shows_the_traceback(saved: Path, tmp_path: Path) -> None:
     result = run("--debug", "encode", saved, "a", "-o", tmp_path / "vectors.txt")
     assert isinstance(result.exception, ValueError)
+
+
+def test_bugs_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    for error in (KeyError("column"), TypeError("not callable"), RuntimeError("shapes")):
+        monkeypatch.setattr("llm2vec_gen_st.demo.run.run_demo", _raising(error))
+        result = run("demo")
+        assert result.exception is error
+        assert "Error: " not in result.output
+
+
+def test_exits_and_interrupts_are_left_to_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    for error, code in (
+        (typer.Exit(3), 3),
+        (KeyboardInterrupt(), 130),
+        (typer.Abort(), 1),
+        (BrokenPipeError(32, ""), 1),
+    ):
+        monkeypatch.setattr("llm2vec_gen_st.demo.run.run_demo", _raising(error))
+        result = run("demo")
+        assert result.exit_code == code
+        assert "Error: " not in result.output
+        assert "Traceback" not in result.output
+
+
+def _raising(error: BaseException) -> Callable[..., None]:
+    def raise_it(*_: object, **__: object) -> None:
+        raise error
+
+    return raise_it
+
+
+def test_a_reader_that_goes_away_ends_the_command_quietly() -> None:
+    printing = (
+        "import typer; from llm2vec_gen_st.cli.errors import Commands; app = typer.Typer(cls=Commands); "
+        "app.callback()(lambda: None); app.command('go')(lambda: print('found')); app(['go'])"
+    )
+    module = ["-m", "llm2vec_gen_st.cli"]
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+    reading, writing = os.pipe()
+    os.close(reading)
+    for arguments in ([*module, "--version"], [*module, "info", "--help"], ["-c", printing]):
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parent.parent,
+            env=environment,
+        )
+        assert (done.returncode, done.stderr) == (1, "")
+    os.close(writing)
+
+
+def test_the_module_runs_as_the_command_does() -> None:
+    command = [sys.executable, "-m", "llm2vec_gen_st.cli", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent.parent)
+    assert done.stdout.strip() == __version__

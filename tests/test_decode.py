@@ -8,7 +8,7 @@ import torch
 
 from llm2vec_gen_st import LLM2VecGen
 from llm2vec_gen_st.backbone import Backbone
-from llm2vec_gen_st.interpret import decode_ids, decode_soft_prompts
+from llm2vec_gen_st.interpret import decode_ids, decoded_texts
 
 TEXTS = ["bees", "Where do polar bears live?", "", "Rivers carry water from the mountains to the sea.", "蜂蜜"]
 
@@ -70,9 +70,9 @@ def test_text_ends_at_the_end_ids_and_at_the_end_text(backbone: Backbone, prompt
     found = decode_ids(backbone, prompts, max_new_tokens=10, end_ids=[end])
     assert found[long.index(row)] == row[: row.index(end) + 1]
     assert all(ids == full[: len(ids)] and (end not in ids[:-1]) for ids, full in zip(found, long, strict=True))
-    texts = decode_soft_prompts(backbone, prompts, max_new_tokens=10, end_ids=[])
+    texts = decoded_texts(backbone, long)
     mark = texts[0][3:5]
-    ended = decode_soft_prompts(backbone, prompts, max_new_tokens=10, end_ids=[], end_text=mark)
+    ended = decoded_texts(backbone, long, end_text=mark)
     assert ended == [text.partition(mark)[0] for text in texts]
     assert ended != texts
 

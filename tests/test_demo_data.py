@@ -50,4 +50,4 @@ def test_demo_prints_tables_that_fit_a_narrow_terminal(student: LLM2VecGen) -> N
     assert sum(line.startswith("│ decoded") for line in lines) == 2
     assert f"Of {result.questions} questions, {result.first} have their passage at rank 1" in " ".join(printed.split())
     assert 0 <= result.first <= result.top_three <= result.questions == len(load_questions())
-    assert len(result.seconds) == 4
+    assert len(result.seconds) == 5

@@ -19,7 +19,8 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from llm2vec_gen_st import LLM2VecGen
-from llm2vec_gen_st.backbone import Backbone, BaseReference
+from llm2vec_gen_st.backbone import Backbone
+from llm2vec_gen_st.base_reference import BaseReference
 from llm2vec_gen_st.testing import tiny_backbone, tiny_model, tiny_tokenizer
 
 WORDS = [

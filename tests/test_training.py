@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -476,3 +477,24 @@ def test_overrides_are_converted_and_checked() -> None:
     with pytest.raises(ValueError, match="batch_size must be a int"):
         TINY.with_overrides({"batch_size": "many"})
     assert with_prompts(["a"], ["p "]) == ["p a"]
+
+
+def test_overrides_follow_the_declared_type_of_a_field_not_its_value() -> None:
+    """A rate that is a number in a recipe can be taken away again, and one that is not can be set."""
+    recipe = RECIPES["smollm2-135m"]
+    assert recipe.align_learning_rate is not None
+    for none in (None, "none"):
+        assert recipe.with_overrides({"align_learning_rate": none}).align_learning_rate is None
+    assert recipe.with_overrides({"align_learning_rate": "1e-3"}).align_learning_rate == 1e-3
+    assert TINY.with_overrides({"recon_learning_rate": "2e-3"}).recon_learning_rate == 2e-3
+    with pytest.raises(ValueError, match="recon_learning_rate must be a float, got 'fast'"):
+        TINY.with_overrides({"recon_learning_rate": "fast"})
+    with pytest.raises(ValueError, match="learning_rate must be a float, got 'none'"):
+        TINY.with_overrides({"learning_rate": "none"})
+    with pytest.raises(ValueError, match="init must be one of random, ridge, got 'rigde'"):
+        TINY.with_overrides({"init": "rigde"})
+    assert TINY.with_overrides({"suffix_text": "none", "include": ["ok"]}).suffix_text == "none"
+    for field in dataclasses.fields(Recipe):
+        value = getattr(recipe, field.name)
+        written = ",".join(value) if isinstance(value, tuple) else str(value).lower() if value is None else str(value)
+        assert getattr(recipe.with_overrides({field.name: written}), field.name) == value

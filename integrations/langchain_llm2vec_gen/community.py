@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from langchain_llm2vec_gen.store.metrics import Metric
 from llm2vec_gen_st.extras import require
 
 
@@ -36,7 +37,7 @@ class CommunityStore:
     texts: list[str]
     metadatas: list[dict[str, Any]]
     vectors: np.ndarray
-    metric: str
+    metric: Metric
 
 
 def read_community_folder(folder: str | Path, index_name: str = "index") -> CommunityStore:
@@ -232,7 +233,7 @@ class _Plain:
         raise ValueError(f"{where}: the metadata holds a {type(value).__name__}, which is not plain data.")
 
 
-def _vectors(path: Path, expected: int, pickle_path: Path) -> tuple[np.ndarray, str]:
+def _vectors(path: Path, expected: int, pickle_path: Path) -> tuple[np.ndarray, Metric]:
     faiss = require("faiss", extra="langchain", why="reading a FAISS index")
     try:
         index = faiss.read_index(str(path))
@@ -240,7 +241,7 @@ def _vectors(path: Path, expected: int, pickle_path: Path) -> tuple[np.ndarray, 
         raise ValueError(f"{path}: not a readable FAISS index ({_first_line(error)}).") from error
     if index.ntotal != expected:
         raise ValueError(f"{path} holds {index.ntotal} vectors, but {pickle_path} {expected} documents.")
-    metrics = {faiss.METRIC_INNER_PRODUCT: "ip", faiss.METRIC_L2: "l2"}
+    metrics: dict[int, Metric] = {faiss.METRIC_INNER_PRODUCT: "ip", faiss.METRIC_L2: "l2"}
     if index.metric_type not in metrics:
         raise ValueError(f"{path}: the index's metric number {index.metric_type} is neither inner product nor L2.")
     metric = metrics[index.metric_type]

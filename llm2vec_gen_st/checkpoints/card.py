@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llm2vec_gen_st.backbone import BaseReference
+from llm2vec_gen_st.base_reference import BaseReference
 
 if TYPE_CHECKING:
     from llm2vec_gen_st.model import LLM2VecGen

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from enum import Enum
 from pathlib import Path
-from typing import Any
 
+from llm2vec_gen_st.modules.config import read_json
 from llm2vec_gen_st.modules.tensors import CheckpointError
 
 MODULES_FILE = "modules.json"
@@ -21,34 +20,6 @@ class Form(Enum):
 
     OURS = "ours"
     OFFICIAL = "official"
-
-
-def read_json(path: Path) -> Any:
-    """Read a JSON file.
-
-    Args:
-        path: The file.
-
-    Returns:
-        Its value.
-
-    Raises:
-        CheckpointError: If it is missing or not valid JSON; names it.
-    """
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path} is missing.") from error
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} could not be read as JSON: {error}") from error
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """Read a JSON file that holds an object; as :func:`read_json`."""
-    value = read_json(path)
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: expected a JSON object, found {type(value).__name__}.")
-    return value
 
 
 def read_modules(directory: Path) -> list[tuple[str, str]]:

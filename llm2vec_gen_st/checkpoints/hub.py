@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from llm2vec_gen_st.checkpoints.registry import KNOWN_MODELS
+from llm2vec_gen_st.load_options import LoadOptions
 from llm2vec_gen_st.modules.tensors import CheckpointError
 
 # Adapters and heads by name, so that neither pickled trainer state nor a whole LLM under a mistaken id is fetched.
@@ -22,24 +23,13 @@ _FILES = [
 ]
 
 
-def fetch_checkpoint(
-    hub_id: str,
-    *,
-    asked_for: str | None = None,
-    revision: str | None = None,
-    token: bool | str | None = None,
-    cache_folder: str | None = None,
-    local_files_only: bool = False,
-) -> Path:
+def fetch_checkpoint(hub_id: str, options: LoadOptions, *, asked_for: str | None = None) -> Path:
     """Download a checkpoint, or find it in the hub cache.
 
     Args:
         hub_id: Repository on the hub.
+        options: Revision, token and cache.
         asked_for: What the user wrote, if that was another name.
-        revision: Branch, tag or commit.
-        token: Hub token.
-        cache_folder: Hub cache.
-        local_files_only: Never ask the hub.
 
     Returns:
         Directory of the files.
@@ -53,17 +43,17 @@ def fetch_checkpoint(
         return Path(
             snapshot_download(
                 hub_id,
-                revision=revision,
-                token=token,
-                cache_dir=cache_folder,
-                local_files_only=local_files_only,
+                revision=options.revision,
+                token=options.token,
+                cache_dir=options.cache_folder,
+                local_files_only=options.local_files_only,
                 allow_patterns=_FILES,
             )
         )
     except Exception as error:  # The hub client raises its own errors, the HTTP library's, and the system's.
         named = "" if asked_for in (None, hub_id) else f"{asked_for!r} stands for "
         raise CheckpointError(
-            f"{named}{hub_id!r} (revision {revision or 'default'}): there is no such directory here, and the "
+            f"{named}{hub_id!r} (revision {options.revision or 'default'}): there is no such directory here, and the "
             f"Hugging Face hub or its local cache did not give it either: {type(error).__name__}: {error}\n"
             f"Names that need no hub: {_built_in()}; names of checkpoints on the hub: {_on_hub()}."
         ) from error

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from sentence_transformers.util.misc import import_module_class
 from torch import nn
 
-from llm2vec_gen_st.backbone import Backbone, packaged_smollm2
+from llm2vec_gen_st.backbone import packaged_smollm2
 from llm2vec_gen_st.checkpoints.directory import (
     HOST_CONFIG_FILE,
     MODULES_FILE,
     OUR_MODULES,
     STOCK_MODULES,
     Form,
-    read_json_object,
     read_modules,
     recognise,
 )
 from llm2vec_gen_st.checkpoints.hub import fetch_checkpoint
 from llm2vec_gen_st.checkpoints.official import official_modules
 from llm2vec_gen_st.checkpoints.registry import find_known
+from llm2vec_gen_st.load_options import LoadOptions
 from llm2vec_gen_st.modules import ResponseHead, SuffixTransformer
+from llm2vec_gen_st.modules.config import read_json_object
 from llm2vec_gen_st.modules.tensors import CheckpointError
 
 _OUR_CLASSES: dict[str, type[SuffixTransformer] | type[ResponseHead]] = {
@@ -46,30 +47,12 @@ class Checkpoint:
     config: dict[str, Any] = field(default_factory=dict)
 
 
-def load_checkpoint(
-    name_or_path: str,
-    *,
-    model_kwargs: dict[str, Any] | None = None,
-    processor_kwargs: dict[str, Any] | None = None,
-    backbone: Backbone | None = None,
-    verify_base: bool = True,
-    revision: str | None = None,
-    token: bool | str | None = None,
-    cache_folder: str | None = None,
-    local_files_only: bool = False,
-) -> Checkpoint:
+def load_checkpoint(name_or_path: str, options: LoadOptions) -> Checkpoint:
     """Load a student's modules and the one base model they share.
 
     Args:
         name_or_path: A built-in name, a name of the paper, a directory, or a hub id; tried in this order.
-        model_kwargs: Passed on when the base model is loaded.
-        processor_kwargs: Passed on when its tokenizer is loaded.
-        backbone: A loaded base model to use instead.
-        verify_base: Whether a base model with other weights is refused.
-        revision: Hub revision of the checkpoint.
-        token: Hub token.
-        cache_folder: Hub cache.
-        local_files_only: Never ask the hub.
+        options: How both are loaded.
 
     Returns:
         The modules and the saved settings.
@@ -86,33 +69,19 @@ def load_checkpoint(
                 f"The built-in model {known.name} is not part of this installation: {directory} is missing."
             )
         # The package that carries the base model holds 4-bit weights; those on the hub are close, but not the same.
-        verify_base = verify_base and (packaged_smollm2() is not None or backbone is not None)
+        exact = packaged_smollm2() is not None or options.backbone is not None
+        options = replace(options, verify_base=options.verify_base and exact)
     elif known is None and Path(name_or_path).is_dir():
         directory = Path(name_or_path)
     else:
-        directory = fetch_checkpoint(
-            known.hub_id if known is not None and known.hub_id is not None else name_or_path,
-            asked_for=name_or_path,
-            revision=revision,
-            token=token,
-            cache_folder=cache_folder,
-            local_files_only=local_files_only,
-        )
-    options: dict[str, Any] = {
-        "model_kwargs": model_kwargs,
-        "processor_kwargs": processor_kwargs,
-        "backbone": backbone,
-        "verify_base": verify_base,
-        "token": token,
-        "cache_folder": cache_folder,
-        "local_files_only": local_files_only,
-    }
+        hub_id = known.hub_id if known is not None and known.hub_id is not None else name_or_path
+        directory = fetch_checkpoint(hub_id, options, asked_for=name_or_path)
     if recognise(directory) is Form.OFFICIAL:
-        return Checkpoint(official_modules(directory, **options))
+        return Checkpoint(official_modules(directory, options))
     return Checkpoint(_our_modules(directory, options), _saved_settings(directory))
 
 
-def _our_modules(directory: Path, options: dict[str, Any]) -> list[nn.Module]:
+def _our_modules(directory: Path, options: LoadOptions) -> list[nn.Module]:
     """The modules named in ``modules.json``: ours and the host's, never those of other packages."""
     modules: list[nn.Module] = []
     for reference, subfolder in read_modules(directory):
@@ -125,7 +94,7 @@ def _our_modules(directory: Path, options: dict[str, Any]) -> list[nn.Module]:
                 raise CheckpointError(
                     f"{directory / MODULES_FILE}: the module {reference} is not known; update llm2vec-gen-st."
                 )
-            modules.append(found.load(str(directory), subfolder=subfolder, **options))
+            modules.append(found.load(str(directory), subfolder=subfolder, **vars(options)))
         elif reference.startswith(STOCK_MODULES):
             stock: Any = import_module_class(reference, str(directory))
             modules.append(stock.load(str(directory), subfolder=subfolder))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +13,14 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import PreTrainedModel
 
-from llm2vec_gen_st.backbone import Backbone, BaseModelError, load_backbone, with_hub_options
-from llm2vec_gen_st.checkpoints.directory import ADAPTER_CONFIG_FILE, Form, read_json_object, recognise
+from llm2vec_gen_st.backbone import Backbone
+from llm2vec_gen_st.base_reference import BaseModelError
+from llm2vec_gen_st.checkpoints.directory import ADAPTER_CONFIG_FILE, Form, recognise
 from llm2vec_gen_st.checkpoints.hub import fetch_checkpoint
 from llm2vec_gen_st.checkpoints.vocabulary import unscaled_embedding
+from llm2vec_gen_st.load_options import LoadOptions
 from llm2vec_gen_st.modules import ResponseHead, SuffixTransformer
+from llm2vec_gen_st.modules.config import check_fields, read_json_object
 from llm2vec_gen_st.modules.lora import load_lora, lora_parameters
 from llm2vec_gen_st.modules.tensors import CheckpointError, load_tensors
 from llm2vec_gen_st.responses.generation import end_of_text_ids
@@ -54,38 +57,22 @@ _LORA_OPTIONS_OFF = (
     "target_parameters",
     "exclude_modules",
 )
+_LORA_NUMBERS = {"r": "a whole number", "lora_alpha": "a number", "lora_dropout": "a number"}
 _ROWS_COMPARED_AT_ONCE = 8192
 
 
-def import_official(
-    path_or_id: str | Path,
-    *,
-    model_kwargs: dict[str, Any] | None = None,
-    processor_kwargs: dict[str, Any] | None = None,
-    backbone: Backbone | None = None,
-    verify_base: bool = True,
-    revision: str | None = None,
-    token: bool | str | None = None,
-    cache_folder: str | None = None,
-    local_files_only: bool = False,
-    **options: Any,
-) -> LLM2VecGen:
+def import_official(path_or_id: str | Path, **options: Any) -> LLM2VecGen:
     """Load a checkpoint of the authors' package (``McGill-NLP/LLM2Vec-Gen-*``), exactly.
 
     Its vectors, soft prompts and decoded texts are those of the authors' code, except that special tokens spelled
-    inside a text stay text here.
+    inside a text stay text here. :class:`~llm2vec_gen_st.LLM2VecGen` loads such a checkpoint too; this function takes
+    no other form.
 
     Args:
         path_or_id: Directory or hub id.
-        model_kwargs: Passed on when the base model is loaded; its dtype is the checkpoint's if none is given.
-        processor_kwargs: Passed on when its tokenizer is loaded.
-        backbone: A loaded base model to use instead.
-        verify_base: Whether a base model with other input embeddings is refused.
-        revision: Hub revision of the checkpoint.
-        token: Hub token.
-        cache_folder: Hub cache.
-        local_files_only: Never ask the hub.
-        **options: Further options of :class:`~llm2vec_gen_st.LLM2VecGen` (``device``, ``prompts``, ...).
+        **options: Options of :class:`~llm2vec_gen_st.LLM2VecGen` (``model_kwargs``, ``backbone``, ``device``, ...).
+            The base model's dtype is the checkpoint's if ``model_kwargs`` gives none; ``verify_base`` compares its
+            input embeddings with the checkpoint's.
 
     Returns:
         The student; ``save_pretrained`` then writes it in our own form.
@@ -98,28 +85,13 @@ def import_official(
 
     directory = Path(path_or_id)
     if not directory.is_dir():
-        directory = fetch_checkpoint(
-            str(path_or_id),
-            revision=revision,
-            token=token,
-            cache_folder=cache_folder,
-            local_files_only=local_files_only,
-        )
+        directory = fetch_checkpoint(str(path_or_id), LoadOptions.among(options))
     if recognise(directory) is not Form.OFFICIAL:
         raise CheckpointError(
             f"{directory} is one of our own checkpoints; load it with LLM2VecGen({str(directory)!r})."
         )
-    modules = official_modules(
-        directory,
-        model_kwargs=model_kwargs,
-        processor_kwargs=processor_kwargs,
-        backbone=backbone,
-        verify_base=verify_base,
-        token=token,
-        cache_folder=cache_folder,
-        local_files_only=local_files_only,
-    )
-    return LLM2VecGen(modules=modules, model_kwargs=model_kwargs, **options)
+    # A relative path may read like one of the names of models.
+    return LLM2VecGen(str(directory.absolute()), **options)
 
 
 @dataclass(frozen=True)
@@ -130,25 +102,13 @@ class _Adapter:
     lora: dict[str, Any] | None
 
 
-def official_modules(
-    directory: Path,
-    *,
-    model_kwargs: dict[str, Any] | None = None,
-    processor_kwargs: dict[str, Any] | None = None,
-    backbone: Backbone | None = None,
-    verify_base: bool = True,
-    **hub: Any,
-) -> list[nn.Module]:
-    """The two modules of a checkpoint in the authors' format; arguments and errors as :func:`import_official`."""
+def official_modules(directory: Path, options: LoadOptions) -> list[nn.Module]:
+    """The two modules of a checkpoint in the authors' format; errors as :func:`import_official`."""
     run = _read_run_config(directory)
     adapter = _read_adapter_config(directory / ADAPTER_CONFIG_FILE)
     encoder = read_json_object(directory / ENCODER_CONFIG_FILE) if (directory / ENCODER_CONFIG_FILE).is_file() else {}
     compression = _compression_tokens(directory, run, len(adapter.token_ids))
-    if backbone is None:
-        backbone = _load_base(
-            directory, run, with_hub_options(model_kwargs, **hub), with_hub_options(processor_kwargs, **hub)
-        )
-
+    backbone = options.backbone or _load_base(directory, run, options)
     transformer = SuffixTransformer(
         backbone,
         thought_tokens=len(adapter.token_ids) - compression,
@@ -161,7 +121,7 @@ def official_modules(
     )
     tensors, rows_key = _read_adapter_tensors(directory / ADAPTER_FILE, adapter, transformer)
     resized = tensors.get(rows_key.replace("trainable_tokens_delta", "base_layer.weight"))
-    if resized is not None and verify_base:
+    if resized is not None and options.verify_base:
         _check_base_embeddings(resized, adapter.token_ids, backbone, directory / ADAPTER_FILE)
     order = _suffix_order(adapter.token_ids, encoder, directory / ENCODER_CONFIG_FILE)
     transformer.suffix.data.copy_(tensors[rows_key][order])
@@ -216,12 +176,9 @@ def _read_adapter_config(path: Path) -> _Adapter:
             f"{path}: target_modules must be a list and trainable_token_indices an object with one entry, "
             f"found {targets!r} and {tokens!r}."
         )
-    lora = {
-        "r": int(config["r"]),
-        "lora_alpha": config["lora_alpha"],
-        "lora_dropout": config.get("lora_dropout", 0.0),
-        "target_modules": sorted(targets),
-    }
+    numbers = {"lora_dropout": 0.0} | {key: config[key] for key in _LORA_NUMBERS if key in config}
+    check_fields(str(path), numbers, _LORA_NUMBERS)
+    lora = {**numbers, "target_modules": sorted(targets)}
     return _Adapter(_token_ids(next(iter(tokens.values())), path), lora)
 
 
@@ -247,12 +204,7 @@ def _compression_tokens(directory: Path, run: Mapping[str, str], tokens: int) ->
     return count
 
 
-def _load_base(
-    directory: Path,
-    run: Mapping[str, str],
-    kwargs: dict[str, Any],
-    tokenizer_kwargs: dict[str, Any],
-) -> Backbone:
+def _load_base(directory: Path, run: Mapping[str, str], options: LoadOptions) -> Backbone:
     base = run.get("model_name_or_path") or read_json_object(directory / ADAPTER_CONFIG_FILE).get(
         "base_model_name_or_path"
     )
@@ -263,15 +215,12 @@ def _load_base(
         )
     # A path was meant relative to the checkpoint.
     beside = (directory / base).resolve()
+    kwargs = options.model_kwargs or {}
     if "dtype" not in kwargs and "torch_dtype" not in kwargs and run.get("torch_dtype") in _DTYPES:
-        kwargs = {**kwargs, "dtype": _DTYPES[run["torch_dtype"]]}
+        options = replace(options, model_kwargs={**kwargs, "dtype": _DTYPES[run["torch_dtype"]]})
     revision = run.get("model_revision")
-    return load_backbone(
-        str(beside) if beside.is_dir() else str(base),
-        revision=None if revision == "main" else revision,
-        model_kwargs=kwargs,
-        tokenizer_kwargs=tokenizer_kwargs,
-    )
+    base_id = str(beside) if beside.is_dir() else str(base)
+    return options.load_base(base_id, None if revision == "main" else revision)
 
 
 def _end_ids(encoder: Mapping[str, Any], backbone: Backbone) -> list[int]:

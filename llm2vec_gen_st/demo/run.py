@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from transformers.utils import logging as hf_logging
 
+from llm2vec_gen_st.extras import require
 from llm2vec_gen_st.files import read_jsonl
 from llm2vec_gen_st.model import LLM2VecGen
 
@@ -117,13 +119,13 @@ def run_demo(
     batch_size: int = 16,
     console: Console | None = None,
 ) -> DemoResult:
-    """Encode the passages, answer the questions, and print what was found.
+    """Encode the passages, find those that answer the questions, and let the same LLM put one answer into words.
 
     Args:
         model: The student: a name or directory, or a loaded one.
         dtype: Number format of the base model's weights; the faster one here if not given.
         shown: Questions shown with their best passages and with what their embeddings decode to.
-        max_new_tokens: Longest decoded text, in tokens.
+        max_new_tokens: Longest decoded text and longest answer, in tokens.
         batch_size: Texts run at once.
         console: Where to print.
 
@@ -157,6 +159,11 @@ def run_demo(
         best = [(float(scores[number, row]), passages[row]) for row in order[number][:3]]
         console.print(_answer(questions[number], best, said, min(console.width, 92)))
 
+    if shown > 0:
+        with clock("answer a question from its passages"):
+            said = answer(model, passages, documents.numpy(force=True), asked[0], max_new_tokens)
+        console.print(_title(f"{asked[0]} The same LLM answers from the passages it found:"))
+        console.print(Text(" ".join(said.split()), style="italic"))
     ranks = [
         [passages[row].id for row in found].index(question.passage_id)
         for question, found in zip(questions, order, strict=True)
@@ -169,6 +176,35 @@ def run_demo(
         style="bold",
     )
     return DemoResult(len(questions), first, top_three, clock.seconds)
+
+
+def answer(
+    model: LLM2VecGen, passages: Sequence[Passage], embeddings: np.ndarray, question: str, max_tokens: int
+) -> str:
+    """Answer a question with LangChain: passages from a vector store, words from the LLM that embedded them.
+
+    Args:
+        model: The student, whose frozen LLM answers.
+        passages: N passages.
+        embeddings: Their embeddings (N, D).
+        question: The question.
+        max_tokens: Longest answer, in tokens.
+
+    Returns:
+        The answer.
+
+    Raises:
+        MissingExtraError: If LangChain or FAISS is not installed.
+    """
+    for package in ("langchain_core", "faiss"):
+        require(package, extra="demo", why="the demonstration")
+    from langchain_llm2vec_gen import ChatLLM2VecGen, FaissStore, LLM2VecGenEmbeddings
+    from langchain_llm2vec_gen.rag import answer_chain
+
+    store = FaissStore.from_texts([], LLM2VecGenEmbeddings(model=model))
+    store.add_embeddings([passage.text for passage in passages], embeddings, ids=[passage.id for passage in passages])
+    retriever = store.as_retriever(search_kwargs={"k": 3})
+    return str(answer_chain(retriever, ChatLLM2VecGen(model, max_tokens=max_tokens)).invoke(question)["answer"])
 
 
 class _Clock:

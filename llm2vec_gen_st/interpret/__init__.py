@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from llm2vec_gen_st.interpret.decode import decode_ids, decode_soft_prompts
+from llm2vec_gen_st.interpret.decode import decode_ids, decoded_texts
 
-__all__ = ["decode_ids", "decode_soft_prompts"]
+__all__ = ["decode_ids", "decoded_texts"]

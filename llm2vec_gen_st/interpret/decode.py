@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
+import numpy as np
 import torch
 from tqdm.auto import tqdm
 from transformers import GenerationConfig
@@ -60,40 +61,56 @@ def decode_ids(
     return found
 
 
-def decode_soft_prompts(
-    backbone: Backbone,
-    soft_prompts: torch.Tensor,
-    *,
-    max_new_tokens: int = 64,
-    end_ids: Sequence[int] | None = None,
-    end_text: str | None = None,
-    batch_size: int = 32,
-    progress: bool = False,
-) -> list[str]:
-    """The text of each soft prompt.
+def decoded_texts(backbone: Backbone, rows: Sequence[Sequence[int]], *, end_text: str | None = None) -> list[str]:
+    """The texts of what :func:`decode_ids` found.
 
     Args:
         backbone: The frozen LLM.
-        soft_prompts: (N, n, H).
-        max_new_tokens: Longest text in tokens.
-        end_ids: Ids that end a text; ``None`` for the LLM's own.
-        batch_size: Soft prompts decoded at once.
-        progress: Whether a progress bar is shown.
+        rows: N lists of token ids.
         end_text: Text at which a result ends, for LLMs trained to write one that is not a token of theirs.
 
     Returns:
         N texts, without special tokens.
     """
-    rows = decode_ids(
-        backbone,
-        soft_prompts,
-        max_new_tokens=max_new_tokens,
-        end_ids=end_ids,
-        batch_size=batch_size,
-        progress=progress,
-    )
-    texts = [str(backbone.tokenizer.decode(row, skip_special_tokens=True)) for row in rows]
+    texts = [str(backbone.tokenizer.decode(list(row), skip_special_tokens=True)) for row in rows]
     return [text.partition(end_text)[0] if end_text else text for text in texts]
+
+
+def is_soft_prompts(value: Any) -> bool:
+    """Whether a value is an array, a tensor, or a list of such; everything else is taken for texts."""
+    first = value[0] if isinstance(value, list | tuple) and value else value
+    return isinstance(first, torch.Tensor | np.ndarray)
+
+
+def as_soft_prompts(value: Any, count: int, hidden_size: int) -> torch.Tensor:
+    """Soft prompts as one tensor.
+
+    Args:
+        value: (N, n, H) or (n, H) array or tensor, or a list of N of (n, H).
+        count: Compression tokens n.
+        hidden_size: Width H.
+
+    Returns:
+        (N, n, H).
+
+    Raises:
+        ValueError: If the shape is another, such as a pooled embedding's.
+
+    Example:
+        >>> as_soft_prompts(torch.zeros(4, 8), 4, 8).shape
+        torch.Size([1, 4, 8])
+    """
+    if isinstance(value, list | tuple):
+        value = torch.stack([torch.as_tensor(item) for item in value])
+    prompts = torch.as_tensor(value)
+    if tuple(prompts.shape) == (count, hidden_size):
+        prompts = prompts[None]
+    if prompts.ndim != 3 or prompts.shape[-1] != hidden_size:
+        raise ValueError(
+            f"decode takes soft prompts of shape (N, {count}, {hidden_size}) from encode_soft_prompts, or texts; an "
+            f"array of shape {tuple(prompts.shape)} is not one (a pooled embedding has lost what decoding needs)."
+        )
+    return prompts
 
 
 def _through_end(ids: list[int], ends: list[int]) -> list[int]:

@@ -75,6 +75,34 @@ def load_lora(llm: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
         parameter.data.copy_(tensors[name])
 
 
+def remove_lora(llm: nn.Module) -> None:
+    """Take the LoRA layers out of the backbone again; the modules under them were never changed."""
+    tuners = require("peft.tuners.tuners_utils", extra="train", why="a checkpoint with LoRA layers")
+    layers = {name: module for name, module in llm.named_modules() if isinstance(module, tuners.BaseTunerLayer)}
+    for name, layer in layers.items():
+        parent, _, child = name.rpartition(".")
+        setattr(llm.get_submodule(parent), child, layer.get_base_layer())
+    if hasattr(llm, "peft_config"):
+        del llm.peft_config
+
+
+@contextmanager
+def lora_removed_on_failure(llm: nn.Module | None) -> Iterator[None]:
+    """Run a block that may put LoRA layers into a shared backbone; should it fail, they are taken out again.
+
+    Args:
+        llm: The causal LM; ``None`` if nobody shares it. LoRA layers that it carries already stay.
+    """
+    carried = llm is not None and bool(lora_parameters(llm))
+    try:
+        yield
+    except BaseException:
+        # peft is installed if there are any layers of it.
+        if llm is not None and not carried and hasattr(llm, "peft_config"):
+            remove_lora(llm)
+        raise
+
+
 @torch.no_grad()
 def weights_without_lora(module: nn.Module, *, merge: bool) -> dict[str, torch.Tensor]:
     """Weights of a backbone under their plain names, as if it had never carried LoRA layers.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,18 @@ from sentence_transformers.base.modules import Module
 from torch import nn
 from typing_extensions import Self
 
-from llm2vec_gen_st.modules.tensors import load_tensors, save_tensors
+from llm2vec_gen_st.load_options import LoadOptions
+from llm2vec_gen_st.modules.config import check_fields, find_file, read_json_object
+from llm2vec_gen_st.modules.tensors import CheckpointError, load_tensors, save_tensors
 
 WEIGHTS_FILE = "model.safetensors"
+
+_CONFIG = {
+    "hidden_size": "a whole number",
+    "embedding_dim": "a whole number",
+    "reconstruction": "a boolean",
+    "alignment": "a boolean",
+}
 
 
 class ResponseHead(Module):
@@ -125,19 +135,31 @@ class ResponseHead(Module):
         """Read a saved head; see :meth:`sentence_transformers.base.modules.Module.load`.
 
         Raises:
-            CheckpointError: If the weights file does not hold exactly this head's tensors.
+            CheckpointError: If config or weights file do not hold exactly what this head saves.
         """
-        hub = {key: kwargs[key] for key in ("token", "cache_folder", "revision", "local_files_only") if key in kwargs}
-        head = cls(**cls.load_config(model_name_or_path, subfolder=subfolder, **hub))
-        path = cls.load_file_path(model_name_or_path, WEIGHTS_FILE, subfolder=subfolder, **hub)
-        if path is None:
-            raise FileNotFoundError(f"{model_name_or_path}: {subfolder}/{WEIGHTS_FILE} is missing.")
-        head.load_weights(path)
+        options = LoadOptions.among(kwargs)
+        config_path = find_file(cls, model_name_or_path, cls.config_file_name, subfolder, options)
+        config = read_json_object(config_path)
+        check_fields(str(config_path), config, _CONFIG)
+        try:
+            # Sizes are compared with the file before any memory is taken.
+            with torch.device("meta"):
+                head = cls(**config)
+        except (RuntimeError, ValueError) as error:
+            raise CheckpointError(f"{config_path}: no head can be made of this: {error}") from error
+        found = head._read(find_file(cls, model_name_or_path, WEIGHTS_FILE, subfolder, options))
+        head.to_empty(device="cpu")
+        head._assign(found)
         return head
 
     def load_weights(self, path: str | Path) -> None:
         """Replace the weights by those of a saved head of the same form."""
-        found = load_tensors(path, {name: tuple(tensor.shape) for name, tensor in self._tensors().items()})
+        self._assign(self._read(path))
+
+    def _read(self, path: str | Path) -> dict[str, torch.Tensor]:
+        return load_tensors(path, {name: tuple(tensor.shape) for name, tensor in self._tensors().items()})
+
+    def _assign(self, found: Mapping[str, torch.Tensor]) -> None:
         for name, layer in self._layers().items():
             weight, bias = found[f"{name}.weight"], found[f"{name}.bias"]
             if isinstance(layer, nn.Linear):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,11 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 from typing_extensions import Self
 
-from llm2vec_gen_st.backbone import (
-    Backbone,
-    BaseReference,
-    check_fingerprint,
-    embedding_weight,
-    load_backbone,
-    with_hub_options,
-)
+from llm2vec_gen_st.backbone import Backbone, embedding_weight
+from llm2vec_gen_st.base_reference import BaseReference, check_base
 from llm2vec_gen_st.files import write_json
+from llm2vec_gen_st.load_options import LoadOptions
+from llm2vec_gen_st.modules.config import check_fields, find_file, read_json_object
 from llm2vec_gen_st.modules.lora import add_lora, load_lora, lora_enabled, lora_parameters
 from llm2vec_gen_st.modules.tensors import CheckpointError, load_tensors, save_tensors
 from llm2vec_gen_st.modules.truncation import count_cut
@@ -31,6 +27,18 @@ CONFIG_FILE = "suffix_config.json"
 SUFFIX_FILE = "suffix.safetensors"
 LORA_FILE = "lora.safetensors"
 FORMAT_VERSION = 1
+
+_CONFIG = {
+    "base": "an object",
+    "thought_tokens": "a whole number",
+    "compression_tokens": "a whole number",
+    "max_seq_length": "a whole number",
+    "end_of_response": "text or null",
+    "end_of_text_ids": "a list of whole numbers or null",
+    "lora": "an object or null",
+}
+_OPTIONAL_BASE = ("revision", "fingerprint", "embedding_sample")
+_LORA = {"r": "a whole number", "lora_alpha": "a number", "target_modules": "a list of texts"}
 
 
 class SuffixTransformer(InputModule):
@@ -243,7 +251,7 @@ class SuffixTransformer(InputModule):
         """What is saved as ``suffix_config.json``."""
         return {
             "format_version": FORMAT_VERSION,
-            "base": {"id": self.base.id, "revision": self.base.revision, "fingerprint": self.base.fingerprint},
+            "base": asdict(self.base),
             "thought_tokens": self.thought_tokens,
             "compression_tokens": self.compression_tokens,
             "max_seq_length": self.max_seq_length,
@@ -261,71 +269,63 @@ class SuffixTransformer(InputModule):
             save_tensors(folder / LORA_FILE, lora_parameters(self.llm))
 
     @classmethod
-    def load(
-        cls,
-        model_name_or_path: str,
-        subfolder: str = "",
-        *,
-        model_kwargs: dict[str, Any] | None = None,
-        processor_kwargs: dict[str, Any] | None = None,
-        backbone: Backbone | None = None,
-        verify_base: bool = True,
-        **kwargs: Any,
-    ) -> Self:
+    def load(cls, model_name_or_path: str, subfolder: str = "", **kwargs: Any) -> Self:
         """Read a saved suffix and the base model it refers to.
 
         Args:
             model_name_or_path: Directory or hub id of the checkpoint.
             subfolder: Folder inside it.
-            model_kwargs: Passed on when the base model is loaded.
-            processor_kwargs: Passed on when its tokenizer is loaded.
-            backbone: A loaded base model to use instead.
-            verify_base: Whether a base model with other weights is refused.
-            **kwargs: Hub options of the host.
+            **kwargs: Options as in :class:`~llm2vec_gen_st.load_options.LoadOptions`; others of the host are not used.
 
         Raises:
             CheckpointError: If config or tensors are not what they should be.
             BaseModelError: If the base model is missing or another one.
         """
-        hub = {key: kwargs[key] for key in ("token", "cache_folder", "revision", "local_files_only") if key in kwargs}
-
-        def file(name: str) -> str:
-            path = cls.load_file_path(model_name_or_path, name, subfolder=subfolder, **hub)
-            if path is None:
-                raise CheckpointError(f"{model_name_or_path}: the file {name} is missing.")
-            return path
-
-        config_path = file(CONFIG_FILE)
-        config = json.loads(Path(config_path).read_text(encoding="utf-8"))
-        if config.pop("format_version", None) != FORMAT_VERSION:
-            raise CheckpointError(
-                f"{config_path}: only format_version {FORMAT_VERSION} can be read; update llm2vec-gen-st."
-            )
-        expected = BaseReference(**config.pop("base"))
-        if backbone is None:
-            base_id = expected.id
-            beside = Path(config_path).parent / base_id
-            if not Path(base_id).is_dir() and beside.is_dir():
-                base_id = str(beside)
-            backbone = load_backbone(
-                base_id,
-                revision=expected.revision,
-                model_kwargs=with_hub_options(model_kwargs, **hub),
-                tokenizer_kwargs=with_hub_options(processor_kwargs, **hub),
-            )
-        check_fingerprint(expected, backbone.reference, strict=verify_base)
-        module = cls(backbone, **config)
-        module.load_weights(file(SUFFIX_FILE), file(LORA_FILE) if module.lora is not None else None)
+        options = LoadOptions.among(kwargs)
+        config_path = find_file(cls, model_name_or_path, CONFIG_FILE, subfolder, options)
+        suffix_path = find_file(cls, model_name_or_path, SUFFIX_FILE, subfolder, options)
+        expected, config = _read_config(config_path)
+        beside = config_path.parent / expected.id
+        base_id = str(beside) if not Path(expected.id).is_dir() and beside.is_dir() else expected.id
+        backbone = options.load_base(base_id, expected.revision)
+        check_base(expected, backbone.reference, strict=options.verify_base)
+        # Read before the module is made: a suffix of the size that the config names then does exist.
+        rows = config["thought_tokens"] + config["compression_tokens"]
+        suffix = load_tensors(suffix_path, {"suffix": (rows, backbone.hidden_size)})["suffix"]
+        rank, width = (config["lora"] or {"r": 1})["r"], backbone.hidden_size
+        if not 1 <= rank <= width:
+            raise CheckpointError(f"{config_path}, lora: 'r' must be from 1 to {width}, found {rank}.")
+        try:
+            module = cls(backbone, **config)
+        except (ValueError, RuntimeError) as error:
+            raise CheckpointError(f"{config_path}: no student can be made of this: {error}") from error
+        module.suffix.data.copy_(suffix)
+        if module.lora is not None:
+            module._load_lora_file(find_file(cls, model_name_or_path, LORA_FILE, subfolder, options))
         return module
 
     def load_weights(self, suffix_path: str | Path, lora_path: str | Path | None = None) -> None:
         """Replace suffix (and LoRA matrices) by saved ones of the same form; the base model is not touched."""
-        suffix = load_tensors(suffix_path, {"suffix": tuple(self.suffix.shape)})["suffix"]
-        self.suffix.data.copy_(suffix)
+        self.suffix.data.copy_(load_tensors(suffix_path, {"suffix": tuple(self.suffix.shape)})["suffix"])
         if lora_path is not None:
-            load_lora(
-                self.llm, load_tensors(lora_path, {k: tuple(v.shape) for k, v in lora_parameters(self.llm).items()})
-            )
+            self._load_lora_file(lora_path)
+
+    def _load_lora_file(self, path: str | Path) -> None:
+        shapes = {name: tuple(matrix.shape) for name, matrix in lora_parameters(self.llm).items()}
+        load_lora(self.llm, load_tensors(path, shapes))
+
+
+def _read_config(path: Path) -> tuple[BaseReference, dict[str, Any]]:
+    """The base model that ``suffix_config.json`` refers to, and the module's settings, checked key by key."""
+    config = read_json_object(path)
+    if config.pop("format_version", None) != FORMAT_VERSION:
+        raise CheckpointError(f"{path}: only format_version {FORMAT_VERSION} can be read; update llm2vec-gen-st.")
+    check_fields(str(path), config, _CONFIG)
+    base, lora = config.pop("base"), config["lora"]
+    check_fields(f"{path}, base", base, {"id": "text"}, dict.fromkeys(_OPTIONAL_BASE, "text or null"))
+    if lora is not None:
+        check_fields(f"{path}, lora", lora, _LORA, {"lora_dropout": "a number"})
+    return BaseReference(**base), config
 
 
 def pad_right(rows: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from llm2vec_gen_st.losses.alignment import AlignReduction
 from llm2vec_gen_st.prompts import DOCUMENT, QUERY
@@ -110,28 +110,36 @@ class Recipe:
         Raises:
             ValueError: If a field is not known; lists the known ones.
         """
-        known = {field.name: getattr(self, field.name) for field in fields(self)}
-        unknown = overrides.keys() - known.keys()
+        kinds = get_type_hints(Recipe)
+        unknown = overrides.keys() - kinds.keys()
         if unknown:
-            raise ValueError(f"Unknown recipe fields {sorted(unknown)}; known are {sorted(known)}.")
-        return replace(self, **{name: _convert(name, value, known[name]) for name, value in overrides.items()})
+            raise ValueError(f"Unknown recipe fields {sorted(unknown)}; known are {sorted(kinds)}.")
+        return replace(self, **{name: _convert(name, value, kinds[name]) for name, value in overrides.items()})
 
 
-def _convert(name: str, value: Any, like: Any) -> Any:
-    if like is None:
-        return None if value in (None, "none") else float(value)
-    if not isinstance(value, str) or isinstance(like, str):
-        return tuple(value) if isinstance(like, tuple) and isinstance(value, list) else value
-    if isinstance(like, bool):
+def _convert(name: str, value: Any, kind: Any) -> Any:
+    """A value as the field's declared type wants it; only strings, and lists for tuples, need converting."""
+    if type(None) in get_args(kind):
+        # The only such fields are numbers.
+        return None if value in (None, "none") else _convert(name, value, float)
+    if get_origin(kind) is tuple:
+        if isinstance(value, str):
+            return tuple(value.split(",")) if value else ()
+        return tuple(value)
+    if get_origin(kind) is Literal:
+        if value not in get_args(kind):
+            raise ValueError(f"{name} must be one of {', '.join(get_args(kind))}, got {value!r}.")
+        return value
+    if not isinstance(value, str) or kind is str:
+        return value
+    if kind is bool:
         if value.lower() not in ("true", "false"):
             raise ValueError(f"{name} must be true or false, got {value!r}.")
         return value.lower() == "true"
-    if isinstance(like, tuple):
-        return tuple(value.split(",")) if value else ()
     try:
-        return type(like)(value)
+        return kind(value)
     except ValueError:
-        raise ValueError(f"{name} must be a {type(like).__name__}, got {value!r}.") from None
+        raise ValueError(f"{name} must be a {kind.__name__}, got {value!r}.") from None
 
 
 _SMOLLM2 = Recipe(

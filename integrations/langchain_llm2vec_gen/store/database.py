@@ -218,8 +218,8 @@ class Database:
         if not read_only:
             path.parent.mkdir(parents=True, exist_ok=True)
         with self._explained():
-            self._writer = self._connect()
-            self._check()
+            self._writer, version = self._open()
+            self._check(version)
 
     def _connect(self) -> sqlite3.Connection:
         mode = "ro" if self.read_only else "rwc"
@@ -232,17 +232,35 @@ class Database:
         connection.execute("PRAGMA mmap_size = 1073741824")
         return connection
 
-    def _check(self) -> None:
+    def _open(self) -> tuple[sqlite3.Connection, int | None]:
+        """The first connection, and the version that it finds."""
         try:
-            version = self._version()
+            connection = self._connect()
+            return connection, self._version(connection)
         except sqlite3.OperationalError:
             # A folder that cannot be written to has no room for the files that readers share.
             if not self.read_only or os.access(self.path.parent, os.W_OK):
                 raise
-            self._writer.close()
-            self._immutable = True
-            self._writer = self._connect()
-            version = self._version()
+        if self._log_bytes():
+            raise StoreError(
+                f"{self.path}: its last changes are in the file {self._log.name}, which can only be read where the "
+                "folder can be written to. Close the store where it was written, and copy it again."
+            )
+        self._immutable = True
+        connection = self._connect()
+        return connection, self._version(connection)
+
+    @property
+    def _log(self) -> Path:
+        return self.path.with_name(self.path.name + "-wal")
+
+    def _log_bytes(self) -> int:
+        try:
+            return self._log.stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def _check(self, version: int | None) -> None:
         if version is None:
             if self.read_only:
                 raise StoreError(f"{self.path}: the file is empty, not a store.")
@@ -251,15 +269,15 @@ class Database:
             raise StoreError(f"{self.path}: written by a newer version (format {version}); update llm2vec-gen-st.")
         self._check_length()
 
-    def _version(self) -> int | None:
+    def _version(self, connection: sqlite3.Connection) -> int | None:
         """Format of the store, or None of an empty file."""
-        application = self._writer.execute("PRAGMA application_id").fetchone()[0]
-        tables = self._writer.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        application = connection.execute("PRAGMA application_id").fetchone()[0]
+        tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         if application == 0 and tables == 0:
             return None
         if application != _APPLICATION_ID:
             raise StoreError(f"{self.path}: a database, but not a store of this package; choose another path.")
-        return int(self._writer.execute("PRAGMA user_version").fetchone()[0])
+        return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
     def _create(self) -> None:
         # Both can only be set while the file is empty, and outside a transaction.
@@ -267,7 +285,7 @@ class Database:
         self._writer.execute("PRAGMA journal_mode = WAL")
         self._writer.execute("BEGIN IMMEDIATE")
         # Another process may have been first.
-        if self._version() is None:
+        if self._version(self._writer) is None:
             for statement in filter(str.strip, _SCHEMA.split(";")):
                 self._writer.execute(statement)
             self._writer.execute("INSERT INTO settings VALUES ('store', ?)", (uuid.uuid4().hex,))
@@ -277,8 +295,7 @@ class Database:
 
     def _check_length(self) -> None:
         """Refuse a file that was cut: SQLite would notice only when it comes to the missing pages."""
-        log = self.path.with_name(self.path.name + "-wal")
-        if log.exists() and log.stat().st_size:
+        if self._log_bytes():
             return
         pages, size = (self._writer.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
         found = self.path.stat().st_size

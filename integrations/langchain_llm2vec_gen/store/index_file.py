@@ -65,13 +65,21 @@ def drop_other_files(store: Path, snapshot: Snapshot) -> None:
     """
     record = _record(snapshot)
     # The digits are spelled out: "corpus.*" would also match the index of a store that is named "corpus.old".
-    for path in store.parent.glob(f"{_escaped(store.name)}.{'[0-9a-f]' * 2 * _NAME_BYTES}.faiss"):
+    ours = f"{_escaped(store.name)}.{'[0-9a-f]' * 2 * _NAME_BYTES}.faiss"
+    # The second are half-written ones, of processes that were killed.
+    for path in (*store.parent.glob(ours), *store.parent.glob(f".{ours}.*.tmp")):
         if record is None or path.name != record.name:
             path.unlink(missing_ok=True)
 
 
 def read_index(store: Path, snapshot: Snapshot, index: VectorIndex, *, mapped: bool) -> bool:
     """Fill an index from the valid file, if there is one and it is sound.
+
+    Args:
+        store: The store's file.
+        snapshot: What the reader sees of the store.
+        index: An empty index.
+        mapped: Whether the file is mapped into memory, instead of read.
 
     Returns:
         Whether it was filled; if not, it has to be built from the store's vectors.
@@ -95,6 +103,12 @@ def read_index(store: Path, snapshot: Snapshot, index: VectorIndex, *, mapped: b
         logger.warning("%s: %s; the index is built anew from the store's vectors.", path, error)
         return False
     return True
+
+
+def is_replaced(store: Path, old: Snapshot, new: Snapshot) -> bool:
+    """Whether an old snapshot names an index file that is gone, because a newer one has taken its place since."""
+    before, after = _record(old), _record(new)
+    return before is not None and before != after and not store.with_name(before.name).exists()
 
 
 def index_size(store: Path, snapshot: Snapshot) -> int:

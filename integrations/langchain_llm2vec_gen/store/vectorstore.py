@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,7 @@ from typing_extensions import Self
 from langchain_llm2vec_gen.store.database import Database, Settings, Snapshot, StoredDocument, Transaction
 from langchain_llm2vec_gen.store.errors import StoreError
 from langchain_llm2vec_gen.store.filters import Condition, canonical, compile_filter
-from langchain_llm2vec_gen.store.index_file import drop_other_files, index_size, read_index, write_index
+from langchain_llm2vec_gen.store.index_file import drop_other_files, index_size, is_replaced, read_index, write_index
 from langchain_llm2vec_gen.store.inputs import as_ids, as_json, as_texts, as_vector, as_vectors
 from langchain_llm2vec_gen.store.kinds import Kind
 from langchain_llm2vec_gen.store.locks import ReadWriteLock
@@ -169,43 +170,71 @@ class FaissStore(VectorStore):
         """Texts by name that are kept in the store, for its user's own use."""
         return Settings(self._database)
 
+    @staticmethod
+    def stored_settings(path: str | Path) -> dict[str, str]:
+        """What :attr:`settings` holds in a store's file, without opening its index.
+
+        Raises:
+            FileNotFoundError: If there is no such file.
+            StoreError: If it is not a store.
+        """
+        with closing(Database(Path(path), read_only=True)) as database:
+            return dict(Settings(database))
+
     # The index and the file
 
     def _sync(self, change: _Change | None = None) -> None:
         """Bring the index to the state of the file."""
-        with self._lock.writing(), self._database.reading() as snapshot:
+        with self._lock.writing():
+            while not self._synced(change):
+                logger.debug("%s: another process has replaced the index meanwhile; trying again.", self.path)
+
+    def _synced(self, change: _Change | None) -> bool:
+        """Bring the index to one snapshot of the file; False if its index file is gone because there is a newer one."""
+        with self._database.reading() as snapshot:
             generation = snapshot.generation
             if generation == self._generation:
-                return
+                return True
             dimension = int(snapshot.setting("dimension") or 0)
-            if dimension:
-                forgotten = int(snapshot.setting("forgotten_generation") or 0)
-                if self._index is None or self._generation < forgotten:
-                    self._open_index(snapshot, dimension)
-                elif change is not None and change.generation == generation == self._generation + 1:
-                    self._index.remove(change.removed)
-                    self._index.add(change.rows, change.vectors)
-                else:
-                    for rows, vectors in snapshot.vectors_after(self._index.last_row, dimension):
-                        self._index.add(rows, vectors)
-                    self._index.remove(snapshot.deleted_since(self._generation))
-                self._index_ready(snapshot, dimension)
+            with self._database.reading() as now:
+                if self._index is None and is_replaced(self.path, snapshot, now):
+                    return False
+            try:
+                if dimension:
+                    self._follow(snapshot, dimension, change)
+            except BaseException:
+                # Half a change must not be searched: the next search begins anew.
+                self._index, self._generation = None, -1
+                raise
             self._generation = generation
+            return True
 
-    def _open_index(self, snapshot: Snapshot, dimension: int) -> None:
-        kind = Kind(self._kind_name, dimension, self._metric)
-        self._index = VectorIndex(kind, device=self._device, grows=not self.read_only)
-        read_index(self.path, snapshot, self._index, mapped=self.read_only)
-        for rows, vectors in snapshot.vectors_after(self._index.last_row, dimension):
-            self._index.add(rows, vectors)
-            self._unsaved += len(rows)
-
-    def _index_ready(self, snapshot: Snapshot, dimension: int) -> None:
-        assert self._index is not None
+    def _follow(self, snapshot: Snapshot, dimension: int, change: _Change | None) -> None:
+        """Take over what was written since the index was last brought up to date."""
+        forgotten = int(snapshot.setting("forgotten_generation") or 0)
+        if self._index is None or self._generation < forgotten:
+            self._index = self._opened_index(snapshot, dimension)
+        elif change is not None and change.generation == snapshot.generation == self._generation + 1:
+            self._index.remove(change.removed)
+            self._index.add(change.rows, change.vectors)
+        else:
+            for rows, vectors in snapshot.vectors_after(self._index.last_row, dimension):
+                self._index.add(rows, vectors)
+            self._index.remove(snapshot.deleted_since(self._generation))
         before = self._index.trained_on
         self._index.maintain(lambda: snapshot.vectors_after(0, dimension))
         if self._index.trained_on != before:
             self._unsaved = self._index.main_size
+
+    def _opened_index(self, snapshot: Snapshot, dimension: int) -> VectorIndex:
+        """The index from its file, brought up to the snapshot."""
+        kind = Kind(self._kind_name, dimension, self._metric)
+        index = VectorIndex(kind, device=self._device, grows=not self.read_only)
+        read_index(self.path, snapshot, index, mapped=self.read_only)
+        for rows, vectors in snapshot.vectors_after(index.last_row, dimension):
+            index.add(rows, vectors)
+            self._unsaved += len(rows)
+        return index
 
     def save(self) -> None:
         """Write the index to its file. The documents are safe already: this makes the next opening faster.
@@ -433,6 +462,21 @@ class FaissStore(VectorStore):
             rows = snapshot.rows_of(list(ids))
             found = snapshot.documents(list(rows.values()))
         return [_as_document(found[rows[id]]) for id in ids if id in rows]
+
+    def vectors(self, ids: Sequence[str]) -> np.ndarray:
+        """Stored vectors (N, D) float32 of documents, in the order of their ids.
+
+        Raises:
+            KeyError: If an id is not there; names the first.
+        """
+        with self._database.reading() as snapshot:
+            rows = snapshot.rows_of(list(ids))
+            if missing := [id for id in ids if id not in rows]:
+                raise KeyError(missing[0])
+            places = np.array([rows[id] for id in ids], dtype=np.int64)
+            ascending = np.unique(places)
+            found = snapshot.vectors(ascending, int(snapshot.setting("dimension") or 0))
+        return found[np.searchsorted(ascending, places)]
 
     def ids(self, filter: Filter | None = None) -> list[str]:
         """Identifiers of all documents, or of those that a filter admits, in the order in which they were added."""

@@ -1,0 +1,113 @@
+"""Commands that make a student: let an LLM respond, and train on the responses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from llm2vec_gen_st.cli.options import BatchSize, Dtype, DtypeOption, model_kwargs
+
+
+class PartFormat(str, Enum):
+    """File format of response parts."""
+
+    parquet = "parquet"
+    jsonl = "jsonl"
+
+
+def respond(
+    queries: Annotated[Path, typer.Argument(help="A .txt, .jsonl or .parquet file of queries.", show_default=False)],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the responses.")],
+    model: Annotated[str, typer.Option("--model", "-m", help="The LLM that writes: hub id or directory.")],
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest response, in tokens.")] = 500,
+    batch_size: BatchSize = 64,
+    shard: Annotated[str, typer.Option(help="i/N: write every N-th batch only, starting with batch i.")] = "0/1",
+    temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature; 0 for greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Nucleus sampling mass.")] = 1.0,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    dtype: DtypeOption = Dtype.auto,
+    part_format: Annotated[PartFormat, typer.Option("--format", help="File format of the parts.")] = PartFormat.parquet,
+) -> None:
+    r"""Let an LLM respond to queries, resumably: the same command again goes on where it stopped.
+
+    Example:
+        llm2vec-gen respond queries.txt --output responses --max-new-tokens 96 \
+            --model HuggingFaceTB/SmolLM2-135M-Instruct
+    """
+    if not queries.is_file():
+        raise FileNotFoundError(f"{queries}: there is no such file of queries.")
+    from llm2vec_gen_st.backbone import load_backbone
+    from llm2vec_gen_st.responses import write_responses
+
+    folder = write_responses(
+        queries,
+        output,
+        load_backbone(model, model_kwargs=model_kwargs(dtype)),
+        batch_size=batch_size,
+        shard=shard,
+        part_format=part_format.value,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        system=system,
+    )
+    print(f"{folder}: responses written.")
+
+
+def train(
+    responses: Annotated[
+        Path, typer.Argument(help="Folder written by `respond`, or a .jsonl or .parquet file.", show_default=False)
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the student.")],
+    base: Annotated[str | None, typer.Option(help="The frozen LLM: hub id or directory.")] = None,
+    teacher: Annotated[
+        str | None, typer.Option(help="'self', or the name or directory of a SentenceTransformer.")
+    ] = None,
+    recipe: Annotated[str | None, typer.Option(help="Name of a recipe; chosen by the base if not given.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Replace a field of the recipe: key=value. Repeatable.")
+    ] = None,
+    start: Annotated[Path | None, typer.Option(help="Go on from a saved student instead of an untrained one.")] = None,
+    partial: Annotated[bool, typer.Option("--partial", help="Accept responses that are not all written yet.")] = False,
+) -> None:
+    r"""Train a student on queries and responses; the same command again goes on where it stopped.
+
+    Example:
+        llm2vec-gen train responses --output student --teacher all-MiniLM-L6-v2 \
+            --base HuggingFaceTB/SmolLM2-135M-Instruct --set epochs=2
+    """
+    if not responses.exists():
+        raise FileNotFoundError(f"{responses}: there are no responses; write them with `llm2vec-gen respond`.")
+    overrides = _overrides(settings or [])
+    from llm2vec_gen_st.training import Recipe
+    from llm2vec_gen_st.training import train as train_student
+
+    known = {field.name for field in fields(Recipe)}
+    if unknown := sorted(overrides.keys() - known):
+        raise ValueError(f"--set: no recipe has the fields {unknown}; known are {sorted(known)}.")
+    options: dict[str, Any] = {"base": base, "teacher": teacher, "recipe": recipe, "start": start}
+    options = {key: value for key, value in options.items() if value is not None}
+    options.update(overrides, partial=partial)
+    train_student(responses, output, **options)
+    print(f"{output}: student saved; load it with LLM2VecGen({str(output)!r}).")
+
+
+def _overrides(settings: Sequence[str]) -> dict[str, str]:
+    """Recipe fields from ``key=value``.
+
+    Example:
+        >>> _overrides(["epochs=2", "suffix_text=a=b"])
+        {'epochs': '2', 'suffix_text': 'a=b'}
+    """
+    found: dict[str, str] = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not (key and equals):
+            raise ValueError(f"--set {setting!r} is not of the form key=value.")
+        found[key] = value
+    return found
