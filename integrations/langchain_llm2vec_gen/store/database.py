@@ -271,8 +271,9 @@ class Database:
 
     def _version(self, connection: sqlite3.Connection) -> int | None:
         """Format of the store, or None of an empty file."""
-        application = connection.execute("PRAGMA application_id").fetchone()[0]
+        # In this order: another process may be making the store in between, in one transaction.
         tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        application = connection.execute("PRAGMA application_id").fetchone()[0]
         if application == 0 and tables == 0:
             return None
         if application != _APPLICATION_ID:

@@ -1,0 +1,72 @@
+"""The baselines by name, so that one command can run any of them on any base model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sentence_transformers import SentenceTransformer
+
+from llm2vec_gen_st.backbone import Backbone
+from llm2vec_gen_st.baselines.echo import echo
+from llm2vec_gen_st.baselines.gircse import gircse
+from llm2vec_gen_st.baselines.hyde import hyde
+from llm2vec_gen_st.baselines.inbedder import inbedder
+from llm2vec_gen_st.baselines.llm2vec import llm2vec
+from llm2vec_gen_st.baselines.pooling import last_token, mean_pooling
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """One baseline.
+
+    Args:
+        name: Its name.
+        build: Makes a SentenceTransformer of a base LLM (hub id, directory or backbone) and keyword options.
+        summary: What it does, in a line.
+        trained: Whether it is meant to be trained; on a plain LLM it then shows only where training starts.
+    """
+
+    name: str
+    build: Callable[..., SentenceTransformer]
+    summary: str
+    trained: bool = False
+
+
+BASELINES: dict[str, Baseline] = {
+    baseline.name: baseline
+    for baseline in (
+        Baseline("mean", mean_pooling, "mean of the plain LLM's states over the text"),
+        Baseline("last", last_token, "the plain LLM's state at the last token"),
+        Baseline("echo", echo, "text twice, mean over the second (Springer et al. 2024)"),
+        Baseline("hyde", hyde, "mean of the query and N made-up answers (Gao et al. 2022)"),
+        Baseline("llm2vec", llm2vec, "attention in both directions, MNTP, SimCSE (BehnamGhader et al. 2024)", True),
+        Baseline("inbedder", inbedder, "first position of the answer to the instruction (Peng et al. 2024)", True),
+        Baseline("gircse", gircse, "soft tokens generated step by step, pooled (Tsai et al. 2025)", True),
+    )
+}
+
+
+def build(name: str, base: str | Backbone, **options: Any) -> SentenceTransformer:
+    """Make a baseline by name.
+
+    Args:
+        name: One of :data:`BASELINES`.
+        base: Hub id or directory of a base LLM (or, for a trained baseline, of a trained one), or a loaded backbone.
+        **options: Of its constructor.
+
+    Returns:
+        The encoder.
+
+    Raises:
+        ValueError: If there is no baseline of this name; lists the known ones.
+
+    Example:
+        >>> from llm2vec_gen_st.testing import tiny_backbone
+        >>> build("echo", tiny_backbone(), device="cpu").encode(["bees"]).shape
+        (1, 64)
+    """
+    if name not in BASELINES:
+        raise ValueError(f"Unknown baseline {name!r}; known are {', '.join(BASELINES)}.")
+    return BASELINES[name].build(base, **options)
