@@ -328,10 +328,12 @@ class FaissStore(VectorStore):
 
     def _embed(self, texts: list[str], batch_size: int, show_progress_bar: bool) -> np.ndarray:
         embedding = self._needs_embedding()
+        # Ours also gives arrays, which need not become lists of numbers on the way.
+        embed = getattr(embedding, "embed_documents_array", embedding.embed_documents)
         found: list[np.ndarray] = []
         batches = range(0, len(texts), batch_size)
         for start in tqdm(batches, desc="embedding", unit="batch", disable=not show_progress_bar):
-            found.append(as_vectors(embedding.embed_documents(texts[start : start + batch_size])))
+            found.append(as_vectors(embed(texts[start : start + batch_size])))
         return np.concatenate(found) if found else np.zeros((0, 0), np.float32)
 
     def _needs_embedding(self) -> Embeddings:
