@@ -235,8 +235,11 @@ class VectorIndex:
     def _search_main_and_tail(self, query: np.ndarray, k: int, selector: Any) -> tuple[np.ndarray, np.ndarray]:
         found: list[tuple[np.ndarray, np.ndarray]] = []
         if self.main_size:
+            storage = self._flat_storage() if self.kind.exact and self.kind.metric != "l2" else None
             if self._mirror is not None and selector is None:
                 found.append(self._mirror.search(self._main, query, k))
+            elif storage is not None and selector is None:
+                found.append(_largest(storage @ query[0], _ids(self._main), k))
             else:
                 parameters = search_parameters(self._main.index, k, selector)
                 distances, rows = self._main.search(query, k, params=parameters)
@@ -355,6 +358,21 @@ class _Bitmap:
     def inverse(self) -> Any:
         """Selects all other rows."""
         return faiss.IDSelectorNot(self.selector)
+
+
+def _largest(products: np.ndarray, rows: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and inner products of the k largest products, largest first.
+
+    FAISS goes through a flat index with one thread for one query; one product of matrix and vector uses all of them.
+
+    Example:
+        >>> _largest(np.array([0.1, 0.9, 0.5]), np.array([4, 5, 6]), 2)[0].tolist()
+        [5, 6]
+    """
+    chosen = np.argpartition(products, len(products) - k)[len(products) - k :] if k < len(products) else slice(None)
+    products, rows = products[chosen], rows[chosen]
+    order = np.lexsort((rows, -products))
+    return rows[order], products[order]
 
 
 def _ids(index: Any) -> np.ndarray:
