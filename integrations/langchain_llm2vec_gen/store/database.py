@@ -7,6 +7,7 @@ import os
 import queue
 import sqlite3
 import threading
+import time
 import uuid
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
@@ -281,9 +282,18 @@ class Database:
         return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
     def _create(self) -> None:
-        # Both can only be set while the file is empty, and outside a transaction.
+        # Both can only be set while the file is empty, and outside a transaction. SQLite waits for others everywhere
+        # but here, where it changes the mode of a file that they are making too.
         self._writer.execute("PRAGMA page_size = 8192")
-        self._writer.execute("PRAGMA journal_mode = WAL")
+        deadline = time.monotonic() + _WAIT_SECONDS
+        while True:
+            try:
+                self._writer.execute("PRAGMA journal_mode = WAL")
+                break
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error) or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
         self._writer.execute("BEGIN IMMEDIATE")
         # Another process may have been first.
         if self._version(self._writer) is None:
