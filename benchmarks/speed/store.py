@@ -32,7 +32,7 @@ PACKAGES = (
     "typing_extensions",
     "psutil==7.2.2",
 )
-DIMENSION, K = 384, 10
+DIMENSION, K, TURN = 384, 10, 20
 KINDS = ("flat", "hnsw", "ivf", "ivfpq")
 SHARES = (0.5, 0.05, 0.001)
 
@@ -343,14 +343,20 @@ def resident(path: str, mode: str) -> int:
 
 
 def latencies(systems: dict[str, Callable[[Any], Any]], queries: Any) -> tuple[dict[str, list[float]], dict[str, list]]:
-    """Seconds of each query, and what was found; systems take turns, so that all see the same machine."""
+    """Seconds of each query, and what was found.
+
+    Systems take turns every few queries, so that all see the same machine; after each turn the threads of the last
+    system, which go on waiting for work for a moment, get time to fall asleep.
+    """
     times: dict[str, list[float]] = {name: [] for name in systems}
     found: dict[str, list] = {name: [] for name in systems}
-    for query in queries:
+    for start in range(0, len(queries), TURN):
         for name, search in systems.items():
-            took, result = seconds(lambda search=search, query=query: search(query))
-            times[name].append(took)
-            found[name].append(result)
+            time.sleep(0.3 if len(systems) > 1 else 0.0)
+            for query in queries[start : start + TURN]:
+                took, result = seconds(lambda search=search, query=query: search(query))
+                times[name].append(took)
+                found[name].append(result)
     return times, found
 
 

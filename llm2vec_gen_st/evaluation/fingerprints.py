@@ -6,15 +6,13 @@ import hashlib
 import importlib.metadata
 import json
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from sentence_transformers import SentenceTransformer
 
 from llm2vec_gen_st.model import LLM2VecGen
 from llm2vec_gen_st.modules.lora import lora_parameters
-
-if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
 
 _LIBRARIES = ("llm2vec-gen-st", "mteb", "sentence-transformers", "transformers", "torch", "scikit-learn", "numpy")
 
@@ -104,8 +102,21 @@ def _version(name: str) -> str:
         return "not installed"
 
 
+def _attributes(module: torch.nn.Module) -> dict[str, Any]:
+    """Settings that a module may keep without saving them: plain values, and the keys of parts that have one."""
+    found: dict[str, Any] = {}
+    for name, value in vars(module).items():
+        plain = value if isinstance(value, str | int | float) else getattr(value, "key", None)
+        if not name.startswith("_") and name != "training" and isinstance(plain, str | int | float):
+            found[name] = plain
+    return found
+
+
 def _settings(module: torch.nn.Module) -> dict[str, Any]:
-    settings: dict[str, Any] = getattr(module, "get_config_dict", dict)()
+    settings: dict[str, Any] = {**getattr(module, "get_config_dict", dict)(), **_attributes(module)}
+    for name, child in module.named_children():
+        if isinstance(child, SentenceTransformer):  # a model inside, with prompts of its own
+            settings[name] = {"modules": [_settings(part) for part in child], "prompts": child.prompts}
     # A setting that JSON cannot hold stands for itself by its class only: its text may hold an address.
     text = json.dumps(settings, sort_keys=True, default=lambda value: type(value).__qualname__)
     found = json.loads(text) if len(text) <= _LONGEST_SETTINGS else {"digest": digest_of_json(text)}

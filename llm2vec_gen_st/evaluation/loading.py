@@ -7,6 +7,7 @@ from typing import Any
 
 from sentence_transformers import SentenceTransformer
 
+from llm2vec_gen_st.baselines.loading import is_baseline
 from llm2vec_gen_st.checkpoints.directory import MODULES_FILE, STOCK_MODULES, read_modules
 from llm2vec_gen_st.checkpoints.hub import fetch_checkpoint
 from llm2vec_gen_st.checkpoints.registry import find_known
@@ -19,8 +20,9 @@ def load_model(name_or_path: str, *, model_kwargs: dict[str, Any] | None = None)
     """Load a model to evaluate.
 
     Args:
-        name_or_path: What :class:`~llm2vec_gen_st.LLM2VecGen` takes; or the directory or hub id of any model made of
-            stock sentence-transformers modules, such as a native export or ``all-MiniLM-L6-v2``.
+        name_or_path: What :class:`~llm2vec_gen_st.LLM2VecGen` takes; the directory of a saved baseline; or the
+            directory or hub id of any model made of stock sentence-transformers modules, such as a native export or
+            ``all-MiniLM-L6-v2``.
         model_kwargs: Passed on when weights are loaded (``dtype``, ...).
 
     Returns:
@@ -31,6 +33,9 @@ def load_model(name_or_path: str, *, model_kwargs: dict[str, Any] | None = None)
     """
     if name_or_path.removeprefix("sentence-transformers/") == MINILM and (folder := packaged_minilm()) is not None:
         return SentenceTransformer(str(folder), model_kwargs=model_kwargs)
+    if is_baseline(name_or_path):
+        # The flag lets the host import our own classes; it asks for that before any other package's.
+        return SentenceTransformer(name_or_path, model_kwargs=model_kwargs, trust_remote_code=True)
     if find_known(name_or_path) is None and _is_stock(name_or_path):
         return SentenceTransformer(name_or_path, model_kwargs=model_kwargs)
     return LLM2VecGen(name_or_path, model_kwargs=model_kwargs)

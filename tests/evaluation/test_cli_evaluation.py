@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 
 from llm2vec_gen_st import LLM2VecGen
 from llm2vec_gen_st.backbone import Backbone
+from llm2vec_gen_st.baselines.echo import EchoLLM, echo
 from llm2vec_gen_st.checkpoints import export_native
 from llm2vec_gen_st.cli import app
 from llm2vec_gen_st.evaluation import read_results
@@ -78,8 +79,13 @@ def test_a_folder_of_stock_modules_is_a_plain_model_and_a_broken_one_is_refused(
         load_model(str(saved / "empty"))
 
 
-def test_a_student_s_folder_is_a_student(backbone: Backbone, tmp_path: Path) -> None:
-    backbone.llm.save_pretrained(str(tmp_path / "base"))
-    backbone.tokenizer.save_pretrained(str(tmp_path / "base"))
-    LLM2VecGen.from_base(str(tmp_path / "base"), embedding_dim=8, device="cpu").save_pretrained(str(tmp_path / "one"))
-    assert isinstance(load_model(str(tmp_path / "one")), LLM2VecGen)
+def test_students_and_baselines_are_known_by_their_folders(backbone: Backbone, tmp_path: Path) -> None:
+    base = str(tmp_path / "base")
+    backbone.llm.save_pretrained(base)
+    backbone.tokenizer.save_pretrained(base)
+    LLM2VecGen.from_base(base, embedding_dim=8, device="cpu").save_pretrained(str(tmp_path / "student"))
+    assert isinstance(load_model(str(tmp_path / "student")), LLM2VecGen)
+    echo(base, device="cpu").save_pretrained(str(tmp_path / "echo"))
+    loaded = load_model(str(tmp_path / "echo"))
+    assert type(loaded) is SentenceTransformer
+    assert type(loaded[0]) is EchoLLM

@@ -13,6 +13,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from llm2vec_gen_st import LLM2VecGen
+from llm2vec_gen_st.baselines import BASELINES, build, hyde
 from llm2vec_gen_st.evaluation import EvaluationError, Result, evaluate, find_tasks, read_results, runner
 from llm2vec_gen_st.evaluation.encoder import InstructedEncoder
 from llm2vec_gen_st.evaluation.fingerprints import describe_model
@@ -255,6 +256,20 @@ def test_lora_matrices_belong_to_the_adapter() -> None:
     matrix.data.flatten()[-1] += 1e-6
     assert describe_model(model)["adapter"] != before["adapter"], name
     assert describe_model(model)["base"] == before["base"]
+
+
+def test_settings_of_every_baseline_tell_results_apart() -> None:
+    backbone = tiny_backbone()
+    base: dict[str, Any] = {"device": "cpu", "answers": 2, "max_new_tokens": 4, "temperature": 0.7, "seed": 0}
+    before = describe_model(hyde(backbone, **base))
+    assert describe_model(hyde(backbone, **base)) == before
+    for change in ({"answers": 3}, {"max_new_tokens": 5}, {"temperature": 0.8}, {"seed": 1}):
+        assert describe_model(hyde(backbone, **{**base, **change})) != before, change
+    prompted = hyde(backbone, **base)
+    prompted[0].encoder.prompts = {"document": "Own: "}
+    assert describe_model(prompted) != before
+    found = [describe_model(build(name, backbone, device="cpu")) for name in BASELINES]
+    assert len({str(one) for one in found}) == len(found)
 
 
 def test_groups_names_folders_and_tasks_are_found_each_once(folder: Path) -> None:
