@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
@@ -26,7 +26,7 @@ from llm2vec_gen_st.checkpoints import card, hub, loading, registry
 from llm2vec_gen_st.checkpoints.loading import load_checkpoint
 from llm2vec_gen_st.checkpoints.registry import KNOWN_MODELS, KnownModel, find_known
 from llm2vec_gen_st.load_options import LoadOptions
-from llm2vec_gen_st.modules.lora import lora_parameters, remove_lora
+from llm2vec_gen_st.modules.lora import add_lora, lora_parameters, remove_lora
 from llm2vec_gen_st.modules.tensors import CheckpointError
 from llm2vec_gen_st.testing import tiny_backbone, tiny_model
 
@@ -474,8 +474,10 @@ def changed_configs(draw: st.DrawFn) -> tuple[str, Any]:
     return file, (place, draw(st.just("delete") | st.tuples(json_values | names)))
 
 
-@settings(derandomize=True, max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(changed_configs())
+@example((CONFIGS[0], (["lora", "target_modules"], (["embed_tokens", "norm"],))))
+@example((CONFIGS[0], (["lora", "target_modules"], (["embed_tokens", "q_proj"],))))
 def test_a_changed_config_loads_or_is_refused_by_name(saved_lora: Path, backbone: Backbone, changed: Any) -> None:
     file, (place, value) = changed
     path = saved_lora / file
@@ -517,6 +519,18 @@ def test_missing_and_unknown_keys_of_a_config_are_named(saved: Any, tmp_path: Pa
         LLM2VecGen(str(folder))
     for words in (str(path), f"the key {name!r} is missing", "the key 'surplus' is not known"):
         assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "targets", [["embed_tokens"], ["q_proj", "embed_tokens"], ["lm_head"], ["norm"], ["embed_tokens", "norm"]]
+)
+def test_lora_layers_that_could_not_be_saved_are_refused(targets: list[str]) -> None:
+    backbone = tiny_backbone()
+    modules = dict(backbone.llm.named_modules())
+    with pytest.raises(ValueError, match=rf"{targets[-1]}|RMSNorm"):
+        add_lora(backbone.llm, {"r": 2, "lora_alpha": 4, "target_modules": targets})
+    assert dict(backbone.llm.named_modules()) == modules
+    assert not hasattr(backbone.llm, "peft_config")
 
 
 @pytest.mark.parametrize("broken", ["lora.safetensors", "1_ResponseHead/model.safetensors", "device", "target"])

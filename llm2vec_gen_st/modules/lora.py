@@ -29,7 +29,8 @@ def add_lora(llm: nn.Module, config: Mapping[str, Any]) -> None:
         config: ``r``, ``lora_alpha``, ``lora_dropout`` and ``target_modules`` of ``peft.LoraConfig``.
 
     Raises:
-        ValueError: If the backbone already carries the LoRA layers of another student.
+        ValueError: If the backbone already carries the LoRA layers of another student, or ``target_modules`` name
+            anything but linear layers of its blocks; the backbone is as before then.
     """
     peft = require("peft", extra="train", why="a checkpoint with LoRA layers")
     if lora_parameters(llm):
@@ -37,16 +38,22 @@ def add_lora(llm: nn.Module, config: Mapping[str, Any]) -> None:
             "This backbone already carries the LoRA layers of another student. Students with LoRA layers cannot share "
             "one; load the base model again."
         )
-    peft.inject_adapter_in_model(
-        peft.LoraConfig(
-            r=config["r"],
-            lora_alpha=config["lora_alpha"],
-            lora_dropout=config.get("lora_dropout", 0.0),
-            target_modules=list(config["target_modules"]),
-        ),
-        llm,
-        adapter_name=ADAPTER,
+    settings = peft.LoraConfig(
+        r=config["r"],
+        lora_alpha=config["lora_alpha"],
+        lora_dropout=config.get("lora_dropout", 0.0),
+        target_modules=list(config["target_modules"]),
     )
+    with lora_removed_on_failure(llm):
+        peft.inject_adapter_in_model(settings, llm, adapter_name=ADAPTER)
+        kept = {name.rpartition(".")[0] for name in lora_parameters(llm)}
+        base = getattr(llm, "base_model", llm)
+        unkept = [name for name, layer in _lora_layers(llm).items() if layer not in _modules_of(base, kept)]
+        if unkept:
+            raise ValueError(
+                f"LoRA layers on {', '.join(unkept)} could not be saved: target_modules may name linear layers inside "
+                "the LLM's blocks only, not its token embeddings or its head."
+            )
     for parameter in lora_parameters(llm).values():
         parameter.data = parameter.data.float()
         parameter.requires_grad_(True)
@@ -77,13 +84,21 @@ def load_lora(llm: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
 
 def remove_lora(llm: nn.Module) -> None:
     """Take the LoRA layers out of the backbone again; the modules under them were never changed."""
-    tuners = require("peft.tuners.tuners_utils", extra="train", why="a checkpoint with LoRA layers")
-    layers = {name: module for name, module in llm.named_modules() if isinstance(module, tuners.BaseTunerLayer)}
-    for name, layer in layers.items():
+    for name, layer in _lora_layers(llm).items():
         parent, _, child = name.rpartition(".")
         setattr(llm.get_submodule(parent), child, layer.get_base_layer())
     if hasattr(llm, "peft_config"):
         del llm.peft_config
+
+
+def _lora_layers(llm: nn.Module) -> dict[str, Any]:
+    """The LoRA layers in the backbone, whatever they wrap, by name."""
+    tuners = require("peft.tuners.tuners_utils", extra="train", why="a checkpoint with LoRA layers")
+    return {name: module for name, module in llm.named_modules() if isinstance(module, tuners.BaseTunerLayer)}
+
+
+def _modules_of(base: nn.Module, names: set[str]) -> list[nn.Module]:
+    return [base.get_submodule(name) for name in names]
 
 
 @contextmanager
@@ -97,8 +112,8 @@ def lora_removed_on_failure(llm: nn.Module | None) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        # peft is installed if there are any layers of it.
-        if llm is not None and not carried and hasattr(llm, "peft_config"):
+        # Asked of the layers: peft itself leaves some, and no note of them, where it fails half way.
+        if llm is not None and not carried and any(".lora_" in name for name, _ in llm.named_modules()):
             remove_lora(llm)
         raise
 
