@@ -19,6 +19,7 @@ import sys
 import time
 import venv
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -250,20 +251,16 @@ def filtering(arguments: Any, vectors: Any, queries: Any, kinds: list[str]) -> s
         expected = nearest(vectors, queries, np.arange(0, count, place))
         for kind in kinds:
             with FaissStore(store_path(arguments.work, kind, count)) as store:
-                first, _ = seconds(lambda: store.similarity_search_by_vector(queries[0], K, filter))  # noqa: B023
-                times, found = latencies(
-                    {"ours": lambda query: store.similarity_search_by_vector(query, K, filter)},  # noqa: B023
-                    queries,
-                )
+                search = partial(store.similarity_search_by_vector, k=K, filter=filter)
+                first, _ = seconds(partial(search, queries[0]))
+                times, found = latencies({"ours": search}, queries)
                 strategy = store.explain(K, filter)["strategy"]
             numbers = [{int(document.id) for document in documents} for documents in found["ours"]]
             rows.append(filter_row(share, f"FaissStore, {kind}", strategy, numbers, expected, first, times["ours"]))
         if peer is not None:
-            first, _ = seconds(lambda: peer.similarity_search_by_vector(queries[0], K, filter=filter))  # noqa: B023
-            times, found = latencies(
-                {"peer": lambda query: peer.similarity_search_by_vector(query, K, filter=filter)},  # noqa: B023
-                queries,
-            )
+            search = partial(peer.similarity_search_by_vector, k=K, filter=filter)
+            first, _ = seconds(partial(search, queries[0]))
+            times, found = latencies({"peer": search}, queries)
             numbers = [{int(document.metadata["number"]) for document in documents} for documents in found["peer"]]
             rows.append(
                 filter_row(share, "langchain-community, flat", "after search", numbers, expected, first, times["peer"])

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
 Metric = Literal["cosine", "ip", "l2"]
-METRICS: tuple[str, ...] = get_args(Metric)
+
+
+def as_metric(name: str) -> Metric:
+    """A metric by its name.
+
+    Raises:
+        ValueError: If there is no such metric; lists those there are.
+
+    Example:
+        >>> as_metric("l2")
+        'l2'
+    """
+    found: dict[str, Metric] = {"cosine": "cosine", "ip": "ip", "l2": "l2"}
+    if name not in found:
+        raise ValueError(f"metric must be one of {', '.join(found)}, got {name!r}.")
+    return found[name]
 
 
 def prepared(vectors: np.ndarray, metric: Metric) -> np.ndarray:

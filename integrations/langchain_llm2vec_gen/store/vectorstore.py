@@ -30,7 +30,7 @@ from langchain_llm2vec_gen.store.index_file import drop_other_files, index_size,
 from langchain_llm2vec_gen.store.inputs import as_ids, as_json, as_texts, as_vector, as_vectors
 from langchain_llm2vec_gen.store.kinds import Kind
 from langchain_llm2vec_gen.store.locks import ReadWriteLock
-from langchain_llm2vec_gen.store.metrics import METRICS, Metric, prepared, relevance
+from langchain_llm2vec_gen.store.metrics import Metric, as_metric, prepared, relevance
 from langchain_llm2vec_gen.store.mmr import diverse
 from langchain_llm2vec_gen.store.vector_index import VectorIndex
 from llm2vec_gen_st.extras import require
@@ -100,8 +100,8 @@ class FaissStore(VectorStore):
         read_only: bool = False,
         verify_embedding: bool = True,
     ) -> None:
-        if metric is not None and metric not in METRICS:
-            raise ValueError(f"metric must be one of {', '.join(METRICS)}, got {metric!r}.")
+        if metric is not None:
+            as_metric(metric)
         self.path = Path(path)
         self.read_only = read_only
         self._embedding = embedding
@@ -132,7 +132,7 @@ class FaissStore(VectorStore):
             "metric": metric or found.get("metric", "cosine"),
             "index": index or found.get("index", "flat"),
         }
-        self._metric: Metric = wanted["metric"]  # type: ignore[assignment]
+        self._metric = as_metric(wanted["metric"])
         self._kind_name = wanted["index"]
         if "dimension" in found:
             Kind(self._kind_name, int(found["dimension"]), self._metric)
