@@ -172,7 +172,7 @@ def test_a_graph_returns_k_documents_though_most_are_deleted(path: Path) -> None
 
 @pytest.mark.parametrize("selector", [False, True])
 @pytest.mark.parametrize(
-    ("index", "count"), [("flat", 10_000), ("IVF16,Flat", 10_000), ("ivf", 10_000), ("hnsw", 1500)]
+    ("index", "count"), [("flat", 10_000), ("IVF16,Flat", 10_000), ("ivf", 10_000), ("hnsw", 10_000)]
 )
 def test_filters_come_before_the_nearest(
     path: Path, index: str, count: int, selector: bool, monkeypatch: pytest.MonkeyPatch
