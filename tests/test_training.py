@@ -14,13 +14,22 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from hypothesis import given
+from hypothesis import strategies as st
 
 from llm2vec_gen_st import LLM2VecGen
 from llm2vec_gen_st.interpret import decode_ids
 from llm2vec_gen_st.losses import LLM2VecGenLoss
 from llm2vec_gen_st.testing import tiny_backbone, tiny_model
 from llm2vec_gen_st.training import RECIPES, Recipe, StudentCollator, ridge_heads, suffix_from_text, train
-from llm2vec_gen_st.training.data import load_rows, prepare_labels, split_held_out, student_rows, with_prompts
+from llm2vec_gen_st.training.data import (
+    load_rows,
+    prepare_labels,
+    sentences,
+    split_held_out,
+    student_rows,
+    with_prompts,
+)
 from llm2vec_gen_st.training.recipes import recipe_for
 
 TINY = Recipe(
@@ -434,6 +443,33 @@ def test_document_rows_are_their_own_targets() -> None:
     assert built["query"][2] == recipe.document_prompt + data["response"][0]
     assert built["response"][4] == data["query"][0]
     assert built["flag"] == ["ok", "cut_off", "ok", "cut_off", "ok", "ok"]
+
+
+def test_sentences_of_responses_are_documents_once() -> None:
+    """Each different sentence is a document; only one that the response was broken off in counts as cut off."""
+    texts = ["Bees dance for each other. They tell where food is. It is far", "Bees dance for each other. Yes."]
+    data = rows(2).remove_columns(["label", "response"]).add_column("response", texts)
+    data = data.add_column("flag", ["cut_off", "ok"])
+    built = student_rows(data, TINY.with_overrides({"document_sources": ("sentence",)}))
+    assert built["response"][2:] == ["Bees dance for each other.", "They tell where food is."]
+    assert built["kind"] == ["query", "query", "sentence document", "sentence document"]
+    longer = student_rows(
+        data.map(lambda row: {"response": row["response"] + " away from here"}),
+        TINY.with_overrides({"document_sources": ("sentence",)}),
+    )
+    assert dict(zip(longer["response"], longer["flag"], strict=True))["It is far away from here"] == "cut_off"
+    assert longer["flag"][2:4] == ["ok", "ok"]
+    with pytest.raises(ValueError, match="paragraph"):
+        student_rows(data, TINY.with_overrides({"document_sources": ("paragraph",)}))
+
+
+@given(st.text())
+def test_sentences_lose_only_short_ones(text: str) -> None:
+    """Every sentence stands in the text, in order, and has four words or more."""
+    found, end = sentences(text), 0
+    for sentence in found:
+        end = text.index(sentence, end) + len(sentence)
+        assert len(sentence.split()) >= 4
 
 
 def test_labels_are_centred_with_the_training_mean() -> None:

@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
-from llm2vec_gen_st.backbone import Backbone, embedding_weight
+from llm2vec_gen_st.backbone import Backbone, contiguous_head_input, embedding_weight
 from llm2vec_gen_st.text import TextTokenizer, chat_ids
 
 _REASONING = re.compile(r"<think>.*?</think>", re.DOTALL)
@@ -126,7 +126,7 @@ def generate_responses(
         pad_token_id=pad,
     )
     non_finite = _NonFiniteRows()
-    with torch.random.fork_rng(enabled=settings.temperature > 0):
+    with contiguous_head_input(backbone.llm), torch.random.fork_rng(enabled=settings.temperature > 0):
         if settings.temperature > 0:
             torch.manual_seed(settings.seed + seed)
         generated = cast(Any, backbone.llm).generate(

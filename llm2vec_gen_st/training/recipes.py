@@ -48,8 +48,9 @@ class Recipe:
         include: Flags of the responses that are used (see :func:`~llm2vec_gen_st.responses.read_responses`).
         query_prompts: Instructions put before queries in training; row i takes the i-th in turn.
         document_prompt: Instruction put before documents.
-        document_sources: Columns whose texts also serve as documents (``response``, ``query``): the instruction and the
-            text are the input, and the text itself the target, so that the document route is trained too.
+        document_sources: Texts that also serve as documents (``response``, ``query``, ``sentence``: the different
+            sentences of responses): the instruction and the text are the input, and the text itself the target, so
+            that the document route is trained too.
         center_labels: Subtract the mean teacher embedding from all of them.
         normalize_labels: Scale teacher embeddings to length 1 (after centring).
         held_out: Queries kept out of training for evaluation; at most a fifth of them.
@@ -151,11 +152,13 @@ _SMOLLM2 = Recipe(
     ridge_refit=True,
     warmup_steps=50,
     align_reduction="sum",
-    max_steps=600,
+    ridge_rows=16000,
+    max_steps=1600,
     recon_weight=0.0,
     include=("ok", "cut_off"),
     query_prompts=("", QUERY),
-    document_sources=("response", "query"),
+    # Most texts that are compared are no longer than a sentence.
+    document_sources=("response", "query", "sentence"),
     # The first tokens are what a soft prompt has to say; later ones follow from them, and drown them in the mean.
     max_response_tokens=16,
     held_out=500,

@@ -22,7 +22,14 @@ from llm2vec_gen_st.losses import LLM2VecGenLoss
 from llm2vec_gen_st.model import LLM2VecGen
 from llm2vec_gen_st.teachers import teacher_embeddings
 from llm2vec_gen_st.training.collator import StudentCollator
-from llm2vec_gen_st.training.data import LABEL, load_rows, prepare_labels, split_held_out, student_rows
+from llm2vec_gen_st.training.data import (
+    LABEL,
+    SENTENCE_DOCUMENT,
+    load_rows,
+    prepare_labels,
+    split_held_out,
+    student_rows,
+)
 from llm2vec_gen_st.training.evaluation import ResponseRetrievalEvaluator
 from llm2vec_gen_st.training.recipes import RECIPES, Recipe, recipe_for
 from llm2vec_gen_st.training.report import write_log
@@ -129,11 +136,13 @@ def train(
     history: list[dict[str, Any]] = []
     for name, stage in stages:
         _select_trainable(model, name, chosen)
-        context: AbstractContextManager[None] = nullcontext()
+        shown, context = dataset, cast(AbstractContextManager[None], nullcontext())
         if name == RECONSTRUCTION:
-            context = reconstruction_only(model, dataset["query"][: chosen.ridge_rows], progress=progress)
+            # Sentences are parts of responses, which are there too; many as they are, they would crowd out the queries.
+            shown = dataset.select(np.flatnonzero(np.array(dataset["kind"]) != SENTENCE_DOCUMENT))
+            context = reconstruction_only(model, shown["query"][: chosen.ridge_rows], progress=progress)
         with context:
-            trainer = _trainer(model, dataset, stage, run / CHECKPOINTS / name, progress, report_to)
+            trainer = _trainer(model, shown, stage, run / CHECKPOINTS / name, progress, report_to)
             checkpoint = _last_checkpoint(run / CHECKPOINTS / name)
             if checkpoint is not None and _step(checkpoint) >= stage.max_steps:
                 # The host would take one more step than asked for.
