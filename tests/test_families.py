@@ -109,6 +109,27 @@ def test_soft_prompts_are_those_computed_by_hand_and_decode_greedily(model: LLM2
     assert any(written)
 
 
+def test_shared_start_is_run_once_and_changes_nothing(model: LLM2VecGen) -> None:
+    """An instruction that all texts of a batch share, up to texts that are nothing else."""
+    instruction = "Rivers carry water from the mountains to the sea, and ice melts: "
+    texts = [instruction + text for text in ("", *TEXTS, TEXTS[0])]
+    with torch.no_grad():
+        expected = torch.stack([_vector_by_hand(model, text) for text in texts]).numpy()
+    widths: list[int] = []
+    hook = model.llm.base_model.register_forward_pre_hook(
+        lambda module, args, kwargs: widths.extend(
+            kwargs[name].shape[0] for name in ("input_ids", "inputs_embeds") if kwargs.get(name) is not None
+        ),
+        with_kwargs=True,
+    )
+    found = model.encode(texts, batch_size=len(texts))
+    hook.remove()
+    np.testing.assert_allclose(found, expected, atol=2e-5)
+    if model.suffix_transformer.attends_to_everything(len(instruction) + 20):
+        assert 1 in widths
+        assert max(widths) > 1
+
+
 def test_training_pass_equals_inference_pass_in_value_and_gradient(model: LLM2VecGen) -> None:
     suffix, probe = (
         model.suffix_transformer.suffix,

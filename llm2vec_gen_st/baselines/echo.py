@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from sentence_transformers import SentenceTransformer
 
 from llm2vec_gen_st.backbone import Backbone
-from llm2vec_gen_st.baselines.llm_module import Layout, LLMModule, as_backbone, as_sentence_transformer
+from llm2vec_gen_st.baselines.llm_module import Layout, LLMModule, encoder_of
 
 BEFORE = "Rewrite the following text:\n"
 BETWEEN = "\nThe rewritten text:\n"
@@ -27,7 +27,7 @@ class EchoLLM(LLMModule):
         **options: As in :class:`~llm2vec_gen_st.baselines.llm_module.LLMModule`.
     """
 
-    setting_kinds: ClassVar = {"before": "text", "between": "text"}
+    setting_kinds: ClassVar = {**LLMModule.setting_kinds, "before": "text", "between": "text"}
 
     def __init__(self, backbone: Backbone, *, before: str = BEFORE, between: str = BETWEEN, **options: Any) -> None:
         super().__init__(backbone, **options)
@@ -78,5 +78,6 @@ def echo(
         >>> echo(tiny_backbone(), device="cpu").encode(["bees"]).shape
         (1, 64)
     """
-    module = EchoLLM(as_backbone(base, model_kwargs), max_seq_length=max_seq_length)
-    return as_sentence_transformer(module, prompts=prompts, device=device, model_kwargs=model_kwargs)
+    return encoder_of(
+        EchoLLM, base, max_seq_length=max_seq_length, prompts=prompts, device=device, model_kwargs=model_kwargs
+    )

@@ -8,21 +8,15 @@ from typing import Any, ClassVar
 
 import torch
 from sentence_transformers import SentenceTransformer
-from transformers import PreTrainedModel
 
 from llm2vec_gen_st.backbone import Backbone, embedding_weight
-from llm2vec_gen_st.baselines.llm_module import (
-    Layout,
-    LLMModule,
-    as_backbone,
-    as_sentence_transformer,
-    similar_lengths,
-)
-from llm2vec_gen_st.baselines.loading import is_baseline, load_baseline
+from llm2vec_gen_st.baselines.loading import encoder_of_base_or_saved
+from llm2vec_gen_st.baselines.pooling import LastTokenLLM
 from llm2vec_gen_st.losses.cross_entropy import lm_logits
+from llm2vec_gen_st.modules.groups import in_groups, similar_lengths
 
 
-class GIRCSELLM(LLMModule):
+class GIRCSELLM(LastTokenLLM):
     """Read the text, then K times: softmax over the vocabulary, the mixture of input embeddings it weighs, fed back.
 
     The embedding is the mean of the last hidden states at the K soft tokens.
@@ -37,7 +31,7 @@ class GIRCSELLM(LLMModule):
         ValueError: If K or temperature is not positive.
     """
 
-    setting_kinds: ClassVar = {"soft_tokens": "a whole number", "temperature": "a number"}
+    setting_kinds: ClassVar = {**LastTokenLLM.setting_kinds, "soft_tokens": "a whole number", "temperature": "a number"}
 
     def __init__(self, backbone: Backbone, *, soft_tokens: int = 5, temperature: float = 1.0, **options: Any) -> None:
         if soft_tokens < 1 or temperature <= 0:
@@ -48,24 +42,15 @@ class GIRCSELLM(LLMModule):
         self.soft_tokens = soft_tokens
         self.temperature = temperature
 
-    def layout(self, text: str, prompt: str) -> Layout:
-        """Instruction and text; soft tokens follow the last position."""
-        found = self.instructed(text, prompt, self.max_seq_length)
-        return Layout(found.ids, len(found.ids) - 1, len(found.ids), found.cut)
-
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Add ``soft_states`` (B, K, H) and their mean, ``sentence_embedding`` (B, H), in float32 to the features."""
         ids, lengths = features["input_ids"], features["attention_mask"].sum(dim=1)
-        equal = not attends_to_everything(self.llm, ids.shape[1] + self.soft_tokens)
-        found: list[torch.Tensor] = []
-        order: list[int] = []
+        equal = not self.attends_to_everything(ids.shape[1] + self.soft_tokens)
         with self.own_weights():
-            for group in similar_lengths(lengths.tolist(), self.max_batch_tokens, equal=equal):
-                order.extend(group)
-                rows = torch.tensor(group, device=ids.device)
-                found.append(self.soft_states(ids[rows, : int(lengths[rows].max())], lengths[rows]))
-        together = torch.cat(found)
-        states = together[torch.tensor(order).argsort().to(together.device)].float()
+            groups = similar_lengths(lengths.tolist(), self.max_batch_tokens, equal=equal)
+            states = in_groups(
+                lambda rows, width: self.soft_states(ids[rows, :width], lengths[rows]), groups, lengths
+            ).float()
         features["soft_states"] = states
         features["sentence_embedding"] = states.mean(dim=1)
         return features
@@ -105,19 +90,6 @@ class GIRCSELLM(LLMModule):
         return mixed
 
 
-def attends_to_everything(llm: PreTrainedModel, width: int) -> bool:
-    """Whether every layer sees all positions before it, so that padding inside a cache shifts nothing.
-
-    Args:
-        llm: The causal LM.
-        width: Longest row in tokens.
-    """
-    config = llm.config.get_text_config()
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    windows = (getattr(config, "sliding_window", None), getattr(config, "attention_chunk_size", None))
-    return kinds <= {"full_attention", "sliding_attention"} and all(not size or width <= size for size in windows)
-
-
 def gircse(
     base_or_path: str | Path | Backbone,
     *,
@@ -150,10 +122,14 @@ def gircse(
         >>> gircse(tiny_backbone(), soft_tokens=3, device="cpu").encode(["bees"]).shape
         (1, 64)
     """
-    if not isinstance(base_or_path, Backbone) and is_baseline(base_or_path):
-        return load_baseline(
-            base_or_path, GIRCSELLM, base=base, prompts=prompts, device=device, model_kwargs=model_kwargs
-        )
-    loaded = base_or_path if isinstance(base_or_path, Backbone) else as_backbone(str(base_or_path), model_kwargs)
-    module = GIRCSELLM(loaded, soft_tokens=soft_tokens, temperature=temperature, max_seq_length=max_seq_length)
-    return as_sentence_transformer(module, prompts=prompts, device=device, model_kwargs=model_kwargs)
+    return encoder_of_base_or_saved(
+        GIRCSELLM,
+        base_or_path,
+        base=base,
+        soft_tokens=soft_tokens,
+        temperature=temperature,
+        max_seq_length=max_seq_length,
+        prompts=prompts,
+        device=device,
+        model_kwargs=model_kwargs,
+    )

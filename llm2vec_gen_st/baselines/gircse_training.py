@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +13,21 @@ from torch.nn import functional
 
 from llm2vec_gen_st.backbone import Backbone
 from llm2vec_gen_st.baselines.gircse import GIRCSELLM
-from llm2vec_gen_st.baselines.llm_module import as_backbone, as_sentence_transformer
+from llm2vec_gen_st.baselines.llm_module import as_backbone
 from llm2vec_gen_st.baselines.training import (
+    RUN_FOLDER,
     LoraSettings,
     StageSettings,
-    claim,
-    finish,
+    check_rows,
+    dataset_of,
     fit,
+    require_trainer,
     rows_digest,
     settings_of,
+    training_run,
 )
-from llm2vec_gen_st.extras import require
 from llm2vec_gen_st.losses.cross_entropy import check_lm_logits
-from llm2vec_gen_st.modules.lora import lora_removed_on_failure
 
-RUN_FOLDER = "training"
 COLUMNS = ("anchor", "positive")
 CONTRASTIVE_STAGE = StageSettings(steps=1000, batch_size=32, learning_rate=1e-4, warmup_steps=100)
 
@@ -110,35 +109,37 @@ def train_gircse(
         The encoder; :func:`~llm2vec_gen_st.baselines.gircse` loads it again.
 
     Raises:
-        ValueError: If a row lacks a field (names it), there are too few rows, or the folder holds another run.
+        ValueError: If a row lacks a field (names it), there are too few rows, the folder holds another run, or the
+            stage asks for gradient checkpointing, which GIRCSE's key/value cache rules out.
     """
-    datasets = require("datasets", extra="train", why="training")
-    for number, row in enumerate(rows):
-        absent = [name for name in COLUMNS if not isinstance(row.get(name), str)]
-        if absent:
-            raise ValueError(f"Row {number} needs texts for {', '.join(absent)}, found {dict(row)!r:.200}.")
-    output, lora = Path(output_dir), lora or LoraSettings()
+    if stage.gradient_checkpointing:
+        raise ValueError(
+            "GIRCSE cannot be trained with gradient checkpointing: its soft tokens read the text from a key/value "
+            "cache, which layers that are run again do not have. Use a smaller batch_size or max_seq_length instead."
+        )
+    require_trainer()
+    check_rows(rows, COLUMNS)
+    output = Path(output_dir)
     backbone = as_backbone(base, model_kwargs)
     check_lm_logits(backbone.llm)
-    claim(
-        output / RUN_FOLDER,
-        {
-            "base": asdict(backbone.reference),
-            "rows_sha256": rows_digest(rows, COLUMNS),
-            "soft_tokens": soft_tokens,
-            "temperature": temperature,
-            "refinement_weight": refinement_weight,
-            "stage": settings_of(stage),
-            "lora": settings_of(lora),
-        },
-    )
-    with lora_removed_on_failure(backbone.llm):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(stage.seed)
-            module = GIRCSELLM(backbone, soft_tokens=soft_tokens, lora=lora.as_config())
-        model = as_sentence_transformer(module, prompts=prompts, model_kwargs=model_kwargs)
-        columns = datasets.Dataset.from_dict({name: [row[name] for row in rows] for name in COLUMNS})
+    depends_on = {
+        "rows_sha256": rows_digest(rows, COLUMNS),
+        "soft_tokens": soft_tokens,
+        "temperature": temperature,
+        "refinement_weight": refinement_weight,
+        "stage": settings_of(stage),
+    }
+    with training_run(
+        output,
+        GIRCSELLM,
+        backbone,
+        lora or LoraSettings(),
+        seed=stage.seed,
+        depends_on=depends_on,
+        prompts=prompts,
+        model_kwargs=model_kwargs,
+        soft_tokens=soft_tokens,
+    ) as (model, _):
         loss = StepwiseContrastiveLoss(model, temperature=temperature, refinement_weight=refinement_weight)
-        fit(model, columns, loss, stage, output / RUN_FOLDER, progress=progress)
-    finish(model, output, output / RUN_FOLDER)
+        fit(model, dataset_of(rows, COLUMNS), loss, stage, output / RUN_FOLDER, progress=progress)
     return model

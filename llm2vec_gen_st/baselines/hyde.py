@@ -14,19 +14,13 @@ from transformers import PreTrainedTokenizerBase
 from typing_extensions import Self
 
 from llm2vec_gen_st.backbone import Backbone
-from llm2vec_gen_st.base_reference import BaseReference, check_base
 from llm2vec_gen_st.baselines.answers import AnswerWriter
-from llm2vec_gen_st.baselines.llm_module import (
-    CONFIG_FILE,
-    FORMAT_VERSION,
-    LLMModule,
-    as_backbone,
-    as_sentence_transformer,
-)
+from llm2vec_gen_st.baselines.llm_module import CONFIG_FILE, LLMModule, as_backbone, as_sentence_transformer
 from llm2vec_gen_st.baselines.pooling import mean_pooling
 from llm2vec_gen_st.files import write_json
 from llm2vec_gen_st.load_options import LoadOptions
-from llm2vec_gen_st.modules.config import check_fields, find_file, read_json_object
+from llm2vec_gen_st.modules.config import check_fields, find_file
+from llm2vec_gen_st.modules.frozen_llm import FORMAT_VERSION, load_referenced, read_config
 from llm2vec_gen_st.modules.tensors import CheckpointError
 from llm2vec_gen_st.prompts import QUERY
 from llm2vec_gen_st.responses.generation import GenerationSettings
@@ -35,7 +29,6 @@ from llm2vec_gen_st.teachers.sources import MINILM, packaged_minilm
 ENCODER_FOLDER = "encoder"
 
 _KINDS = {
-    "base": "an object",
     "answers": "a whole number",
     "generation": "an object",
     "cache": "text or null",
@@ -164,22 +157,15 @@ class HyDE(InputModule):
         """
         options = LoadOptions.among(kwargs)
         path = find_file(cls, model_name_or_path, CONFIG_FILE, subfolder, options)
-        config = read_json_object(path)
-        if config.pop("format_version", None) != FORMAT_VERSION:
-            raise CheckpointError(f"{path}: only format_version {FORMAT_VERSION} can be read; update llm2vec-gen-st.")
-        check_fields(str(path), config, _KINDS)
+        expected, config = read_config(path, _KINDS)
         check_fields(f"{path}, generation", config["generation"], _GENERATION_KINDS)
-        optional = dict.fromkeys(("revision", "fingerprint", "embedding_sample"), "text or null")
-        check_fields(f"{path}, base", config["base"], {"id": "text"}, optional)
-        expected = BaseReference(**config["base"])
         # Our own baselines are classes of a package other than the host's, which it would ask about.
         encoder = SentenceTransformer(str(path.parent / ENCODER_FOLDER), trust_remote_code=True)
         first = encoder[0]
         if isinstance(first, LLMModule) and first.lora is None and first.base == expected:
             backbone = first.backbone
         else:
-            backbone = options.load_base(expected.id, expected.revision)
-        check_base(expected, backbone.reference, strict=options.verify_base)
+            backbone = load_referenced(expected, path.parent, options)
         writer = AnswerWriter(backbone, GenerationSettings(**config["generation"]), config["cache"])
         try:
             return cls(writer, encoder, config["answers"])

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 from sentence_transformers import SentenceTransformer
 
 from llm2vec_gen_st.backbone import Backbone
-from llm2vec_gen_st.baselines.llm_module import Layout, LLMModule, as_backbone, as_sentence_transformer
-from llm2vec_gen_st.baselines.loading import is_baseline, load_baseline
+from llm2vec_gen_st.baselines.llm_module import Layout, LLMModule
+from llm2vec_gen_st.baselines.loading import encoder_of_base_or_saved
 
 QUESTION = "What is this text about?"
 
@@ -29,7 +29,7 @@ class InBedderLLM(LLMModule):
         **options: As in :class:`~llm2vec_gen_st.baselines.llm_module.LLMModule`.
     """
 
-    setting_kinds: ClassVar = {"question": "text"}
+    setting_kinds: ClassVar = {**LLMModule.setting_kinds, "question": "text"}
 
     def __init__(self, backbone: Backbone, *, question: str = QUESTION, **options: Any) -> None:
         super().__init__(backbone, **options)
@@ -103,10 +103,13 @@ def inbedder(
         >>> inbedder(tiny_backbone(), device="cpu").encode(["bees"], prompt="Which animal?").shape
         (1, 64)
     """
-    if not isinstance(base_or_path, Backbone) and is_baseline(base_or_path):
-        return load_baseline(
-            base_or_path, InBedderLLM, base=base, prompts=prompts, device=device, model_kwargs=model_kwargs
-        )
-    loaded = base_or_path if isinstance(base_or_path, Backbone) else as_backbone(str(base_or_path), model_kwargs)
-    module = InBedderLLM(loaded, question=question, max_seq_length=max_seq_length)
-    return as_sentence_transformer(module, prompts=prompts, device=device, model_kwargs=model_kwargs)
+    return encoder_of_base_or_saved(
+        InBedderLLM,
+        base_or_path,
+        base=base,
+        question=question,
+        max_seq_length=max_seq_length,
+        prompts=prompts,
+        device=device,
+        model_kwargs=model_kwargs,
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +13,22 @@ from torch import nn
 
 from llm2vec_gen_st.backbone import Backbone
 from llm2vec_gen_st.baselines.inbedder import InBedderLLM
-from llm2vec_gen_st.baselines.llm_module import as_backbone, as_sentence_transformer
+from llm2vec_gen_st.baselines.llm_module import as_backbone
 from llm2vec_gen_st.baselines.training import (
+    RUN_FOLDER,
     LoraSettings,
     StageSettings,
-    claim,
-    finish,
+    check_rows,
+    dataset_of,
     fit,
     module_of,
+    require_trainer,
     rows_digest,
     settings_of,
+    training_run,
 )
-from llm2vec_gen_st.extras import require
 from llm2vec_gen_st.losses.cross_entropy import check_lm_logits, chunked_cross_entropy, lm_logits
-from llm2vec_gen_st.modules.lora import lora_removed_on_failure
 
-RUN_FOLDER = "training"
 COLUMNS = ("text", "question", "answer")
 QA_STAGE = StageSettings(steps=1000, batch_size=32, learning_rate=1e-4, warmup_steps=30)
 
@@ -109,32 +109,25 @@ def train_inbedder(
     Raises:
         ValueError: If a row lacks a field (names it), there are too few rows, or the folder holds another run.
     """
-    datasets = require("datasets", extra="train", why="training")
-    for number, row in enumerate(rows):
-        absent = [name for name in COLUMNS if not isinstance(row.get(name), str)]
-        if absent or not row["answer"].strip():
-            raise ValueError(
-                f"Row {number} needs texts for {', '.join(absent or ['answer'])}, found {dict(row)!r:.200}."
-            )
-    output, lora = Path(output_dir), lora or LoraSettings()
+    require_trainer()
+    check_rows(rows, COLUMNS, filled=("answer",))
+    output = Path(output_dir)
     backbone = as_backbone(base, model_kwargs)
-    claim(
-        output / RUN_FOLDER,
-        {
-            "base": asdict(backbone.reference),
-            "rows_sha256": rows_digest(rows, COLUMNS),
-            "stage": settings_of(stage),
-            "lora": settings_of(lora),
-            "max_answer_tokens": max_answer_tokens,
-        },
-    )
-    with lora_removed_on_failure(backbone.llm):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(stage.seed)
-            module = InBedderLLM(backbone, lora=lora.as_config())
-        model = as_sentence_transformer(module, model_kwargs=model_kwargs)
-        columns = datasets.Dataset.from_dict({name: [row[name] for row in rows] for name in COLUMNS})
+    depends_on = {
+        "rows_sha256": rows_digest(rows, COLUMNS),
+        "stage": settings_of(stage),
+        "max_answer_tokens": max_answer_tokens,
+    }
+    with training_run(
+        output,
+        InBedderLLM,
+        backbone,
+        lora or LoraSettings(),
+        seed=stage.seed,
+        depends_on=depends_on,
+        model_kwargs=model_kwargs,
+    ) as (model, module):
         collator = AnswerCollator(module, max_answer_tokens)
+        columns = dataset_of(rows, COLUMNS)
         fit(model, columns, AnswerLoss(model), stage, output / RUN_FOLDER, collator=collator, progress=progress)
-    finish(model, output, output / RUN_FOLDER)
     return model

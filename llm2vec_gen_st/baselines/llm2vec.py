@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -44,7 +44,7 @@ class LLM2VecTransformer(LLMModule):
         ValueError: If the LLM cannot attend in both directions.
     """
 
-    setting_kinds: ClassVar = {"before": "text", "after": "text"}
+    setting_kinds: ClassVar = {**LLMModule.setting_kinds, "before": "text", "after": "text"}
 
     def __init__(self, backbone: Backbone, *, before: str = "", after: str = "", **options: Any) -> None:
         check_bidirectional(backbone.llm)
@@ -69,8 +69,17 @@ class LLM2VecTransformer(LLMModule):
 
     def hidden_states(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         """Last hidden states (b, T, H); each token sees its whole row."""
-        with attention_dropout(self.llm, self.attention_dropout if self.training else 0.0):
+        with self._noise():
             return bidirectional_states(self.llm, ids, lengths)
+
+    @contextmanager
+    def pass_state(self) -> Iterator[None]:
+        """A block in which the LLM carries the LoRA weights and drops attention weights."""
+        with super().pass_state(), self._noise():
+            yield
+
+    def _noise(self) -> AbstractContextManager[None]:
+        return attention_dropout(self.llm, self.attention_dropout if self.training else 0.0)
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +14,23 @@ from torch import nn
 
 from llm2vec_gen_st.backbone import Backbone
 from llm2vec_gen_st.baselines.llm2vec import LLM2VecTransformer
-from llm2vec_gen_st.baselines.llm_module import as_backbone, as_sentence_transformer
+from llm2vec_gen_st.baselines.llm_module import as_backbone
 from llm2vec_gen_st.baselines.lora_stack import Lora, apply, lora_of, stack
 from llm2vec_gen_st.baselines.training import (
+    RUN_FOLDER,
     LoraSettings,
     StageSettings,
-    claim,
-    finish,
+    dataset_of,
     fit,
     module_of,
+    require_trainer,
     rows_digest,
     settings_of,
+    training_run,
 )
-from llm2vec_gen_st.extras import require
 from llm2vec_gen_st.losses.cross_entropy import check_lm_logits, chunked_cross_entropy, lm_logits
-from llm2vec_gen_st.modules.lora import add_lora, lora_parameters, lora_removed_on_failure, remove_lora
+from llm2vec_gen_st.modules.lora import add_lora, lora_parameters, remove_lora
 
-RUN_FOLDER = "training"
 MNTP_STAGE = StageSettings(steps=1000, batch_size=32, learning_rate=5e-5, max_seq_length=512)
 SIMCSE_STAGE = StageSettings(steps=1000, batch_size=128, learning_rate=3e-5, max_seq_length=128)
 
@@ -178,47 +177,46 @@ def train_llm2vec(
     """
     if mntp is None and simcse is None:
         raise ValueError("Nothing would be trained: give settings for mntp, simcse, or both.")
-    datasets = require("datasets", extra="train", why="training")
+    require_trainer()
     lora = lora or LoraSettings()
     output = Path(output_dir)
     run = output / RUN_FOLDER
     backbone = as_backbone(base, model_kwargs)
+    rows = [{"text": text} for text in texts]
     second = list(dict.fromkeys(simcse_texts if simcse_texts is not None else texts))
-    stages = {"mntp": mntp, "simcse": simcse}
-    claim(
-        run,
-        {
-            "base": asdict(backbone.reference),
-            "texts_sha256": rows_digest([{"text": text} for text in texts], ["text"]),
-            "simcse_texts_sha256": rows_digest([{"text": text} for text in second], ["text"]),
-            **{name: None if stage is None else settings_of(stage) for name, stage in stages.items()},
-            "lora": settings_of(lora),
-            "dropout": dropout,
-            "scale": scale,
-        },
-    )
-    with lora_removed_on_failure(backbone.llm):
-        # The host's seed is set only once its trainer is made; the LoRA start must be the same in every call.
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed((mntp or simcse or MNTP_STAGE).seed)
-            module = LLM2VecTransformer(backbone, lora=lora.as_config())
-        model = as_sentence_transformer(module, model_kwargs=model_kwargs)
+    pairs = [{"text": text, "anchor": text, "positive": text} for text in second]
+    depends_on = {
+        "texts_sha256": rows_digest(rows, ["text"]),
+        "simcse_texts_sha256": rows_digest(pairs, ["text"]),
+        "mntp": None if mntp is None else settings_of(mntp),
+        "simcse": None if simcse is None else settings_of(simcse),
+        "dropout": dropout,
+        "scale": scale,
+    }
+    with training_run(
+        output,
+        LLM2VecTransformer,
+        backbone,
+        lora,
+        seed=(mntp or simcse or MNTP_STAGE).seed,
+        depends_on=depends_on,
+        model_kwargs=model_kwargs,
+    ) as (model, module):
         if mntp is not None:
-            rows = [text for text in texts if len(module.text_ids(text, 2, special=True)[0]) > 1]
-            columns = datasets.Dataset.from_dict({"text": rows})
+            long = [row for row in rows if len(module.text_ids(row["text"], 2, special=True)[0]) > 1]
+            columns = dataset_of(long, ["text"])
             fit(model, columns, MaskedNextTokenLoss(model), mntp, run / "mntp", progress=progress)
         if simcse is not None:
             frozen = None
             if mntp is not None:
                 frozen = lora_of(module.llm, module.lora or {})
                 _second_lora(module, frozen, lora, simcse.seed)
-            pairs = datasets.Dataset.from_dict({"anchor": second, "positive": second})
             module.attention_dropout = dropout
             with kept(module, frozen.rank if frozen is not None else 0):
                 loss = MultipleNegativesRankingLoss(model, scale=scale)
-                fit(model, pairs, loss, simcse, run / "simcse", progress=progress)
+                columns = dataset_of(pairs, ["anchor", "positive"])
+                fit(model, columns, loss, simcse, run / "simcse", progress=progress)
             module.attention_dropout = 0.0
-    finish(model, output, *(run / name for name in stages))
     return model
 
 

@@ -1,37 +1,27 @@
-"""What all baselines share: a causal LLM under a pipeline module, rows of token ids, pooled positions, saving."""
+"""What all baselines share: a pipeline module on a causal LLM, rows of token ids, and the positions that are pooled."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules import InputModule
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.modeling_layers import GradientCheckpointingLayer
 from typing_extensions import Self
 
 from llm2vec_gen_st.backbone import Backbone, load_backbone, placed_by_loading
-from llm2vec_gen_st.base_reference import BaseReference, check_base
-from llm2vec_gen_st.files import write_json
-from llm2vec_gen_st.load_options import LoadOptions
-from llm2vec_gen_st.modules.config import check_fields, find_file, read_json_object
-from llm2vec_gen_st.modules.lora import add_lora, load_lora, lora_enabled, lora_parameters
+from llm2vec_gen_st.modules.frozen_llm import FrozenLLM
+from llm2vec_gen_st.modules.groups import in_groups, similar_lengths
 from llm2vec_gen_st.modules.suffix_transformer import pad_right
-from llm2vec_gen_st.modules.tensors import CheckpointError, load_tensors, save_tensors
 from llm2vec_gen_st.modules.truncation import count_cut
-from llm2vec_gen_st.text import TextTokenizer
 
 CONFIG_FILE = "baseline_config.json"
-LORA_FILE = "lora.safetensors"
-FORMAT_VERSION = 1
-
-_BASE_OPTIONAL = dict.fromkeys(("revision", "fingerprint", "embedding_sample"), "text or null")
-_LORA_REQUIRED = {"r": "a whole number", "lora_alpha": "a number", "target_modules": "a list of texts"}
 
 
 @dataclass(frozen=True)
@@ -51,7 +41,7 @@ class Layout:
     cut: bool = False
 
 
-class LLMModule(InputModule):
+class LLMModule(FrozenLLM):
     """Texts in, ``sentence_embedding`` (B, H) out: the mean of an LLM's last hidden states over pooled positions.
 
     A subclass says how a text is laid out (:meth:`layout`), and may say how hidden states are computed
@@ -69,9 +59,7 @@ class LLMModule(InputModule):
     """
 
     config_file_name = CONFIG_FILE
-    tokenizer: PreTrainedTokenizerBase
-    setting_kinds: ClassVar[Mapping[str, str]] = {}
-    """Further constructor arguments that are saved: name to kind, as in :func:`check_fields`."""
+    saved_as: ClassVar = "baseline"
 
     def __init__(
         self,
@@ -81,33 +69,14 @@ class LLMModule(InputModule):
         lora: dict[str, Any] | None = None,
         max_batch_tokens: int = 8192,
     ) -> None:
-        super().__init__()
         if max_seq_length < 1:
             raise ValueError(f"max_seq_length must be at least 1, got {max_seq_length}.")
-        self.max_seq_length = max_seq_length
-        self.max_batch_tokens = max_batch_tokens
-        self.base = backbone.reference
-        self.tokenizer = backbone.tokenizer
-        self.text_tokenizer = TextTokenizer(backbone.tokenizer)
-        self.llm: PreTrainedModel = backbone.llm
-        self.lora = lora
-        if lora is not None:
-            add_lora(self.llm, lora)
-
-    @property
-    def backbone(self) -> Backbone:
-        """The LLM, its tokenizer and its reference."""
-        return Backbone(self.llm, self.tokenizer, self.base)
+        super().__init__(backbone, max_seq_length=max_seq_length, lora=lora, max_batch_tokens=max_batch_tokens)
+        self._recomputed: list[nn.Module] = []
 
     def get_embedding_dimension(self) -> int:
         """Width H of the embeddings."""
         return self.backbone.hidden_size
-
-    def train(self, mode: bool = True) -> Self:
-        """Set training mode of this module; the LLM under it always stays in evaluation mode."""
-        super().train(mode)
-        self.llm.eval()
-        return self
 
     @abstractmethod
     def layout(self, text: str, prompt: str) -> Layout:
@@ -152,18 +121,15 @@ class LLMModule(InputModule):
         """
         ids, pool = features["input_ids"], features["pool_mask"]
         lengths = features["attention_mask"].sum(dim=1)
-        found: list[torch.Tensor] = []
-        order: list[int] = []
+
+        def pooled(rows: torch.Tensor, width: int) -> torch.Tensor:
+            hidden = self.hidden_states(ids[rows, :width], lengths[rows]).float()
+            weights = pool[rows, :width, None].to(hidden)
+            return (hidden * weights).sum(dim=1) / weights.sum(dim=1)
+
         with self.own_weights():
-            for group in similar_lengths(lengths.tolist(), self.max_batch_tokens):
-                order.extend(group)
-                rows = torch.tensor(group, device=ids.device)
-                width = int(lengths[rows].max())
-                hidden = self.hidden_states(ids[rows, :width], lengths[rows]).float()
-                weights = pool[rows, :width, None].to(hidden)
-                found.append((hidden * weights).sum(dim=1) / weights.sum(dim=1))
-        together = torch.cat(found)
-        features["sentence_embedding"] = together[torch.tensor(order).argsort().to(together.device)]
+            groups = similar_lengths(lengths.tolist(), self.max_batch_tokens)
+            features["sentence_embedding"] = in_groups(pooled, groups, lengths)
         return features
 
     def hidden_states(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
@@ -176,9 +142,41 @@ class LLMModule(InputModule):
         states: torch.Tensor = self.llm.base_model(input_ids=ids, use_cache=False).last_hidden_state
         return states
 
-    def own_weights(self) -> Any:
-        """A block in which the LLM carries this module's LoRA weights, if it has any."""
-        return lora_enabled(self.llm, True, self.lora is not None)
+    def pass_state(self) -> AbstractContextManager[Any]:
+        """A block in which the LLM is as it is while :meth:`hidden_states` run it for this module."""
+        return self.own_weights()
+
+    def train(self, mode: bool = True) -> Self:
+        """Set training mode of this module; the LLM stays in evaluation mode, see :meth:`recomputing`."""
+        super().train(mode)
+        # A layer is run again only if its own flag says training; what is inside it stays as it is (no dropout).
+        for layer in self._recomputed:
+            layer.training = mode
+        return self
+
+    @contextmanager
+    def recomputing(self) -> Iterator[None]:
+        """A block in which training keeps no activations inside the LLM's layers: backward runs each layer again.
+
+        Values and gradients are the same, for less memory and more time.
+
+        Raises:
+            ValueError: If the LLM's class cannot do that.
+        """
+        # By the time of backward the forward pass has switched LoRA (and dropout) off again.
+        options = {"use_reentrant": False, "context_fn": lambda: (nullcontext(), self.pass_state())}
+        # Renamed in newer versions of transformers, which warn of the older names.
+        llm: Any = self.llm
+        enable = getattr(llm, "activation_checkpointing_enable", None) or llm.gradient_checkpointing_enable
+        disable = getattr(llm, "activation_checkpointing_disable", None) or llm.gradient_checkpointing_disable
+        enable(options)
+        self._recomputed = [layer for layer in llm.modules() if isinstance(layer, GradientCheckpointingLayer)]
+        try:
+            yield
+        finally:
+            self._recomputed = []
+            disable()
+            self.llm.eval()
 
     def text_ids(self, text: str, limit: int, *, special: bool = False) -> tuple[list[int], bool]:
         """Token ids of a piece of text, and whether it was cut to the limit."""
@@ -201,72 +199,36 @@ class LLMModule(InputModule):
         ids = self.some_ids(ids)
         return Layout(ids, min(_common_prefix(before, ids), len(ids) - 1), len(ids), cut)
 
-    def get_config_dict(self) -> dict[str, Any]:
-        """What is saved as ``baseline_config.json``."""
-        return {
-            "format_version": FORMAT_VERSION,
-            "base": asdict(self.base),
-            "max_seq_length": self.max_seq_length,
-            "lora": self.lora,
-            **{name: getattr(self, name) for name in self.setting_kinds},
-        }
 
-    def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
-        """Write config and LoRA matrices; never the base model."""
-        folder = Path(output_path)
-        write_json(folder / CONFIG_FILE, self.get_config_dict())
-        if self.lora is not None:
-            save_tensors(folder / LORA_FILE, lora_parameters(self.llm))
-
-    @classmethod
-    def load(cls, model_name_or_path: str, subfolder: str = "", **kwargs: Any) -> Self:
-        """Read a saved module and the base model it refers to.
-
-        Args:
-            model_name_or_path: Directory or hub id of the checkpoint.
-            subfolder: Folder inside it.
-            **kwargs: Options as in :class:`~llm2vec_gen_st.load_options.LoadOptions`; others of the host are not used.
-
-        Raises:
-            CheckpointError: If config or tensors are not what they should be.
-            BaseModelError: If the base model is missing or another one.
-        """
-        options = LoadOptions.among(kwargs)
-        path = find_file(cls, model_name_or_path, CONFIG_FILE, subfolder, options)
-        expected, settings = cls.read_config(path)
-        backbone = options.load_base(expected.id, expected.revision)
-        check_base(expected, backbone.reference, strict=options.verify_base)
-        try:
-            module = cls(backbone, **settings)
-        except (ValueError, RuntimeError) as error:
-            raise CheckpointError(f"{path}: no baseline can be made of this: {error}") from error
-        if module.lora is not None:
-            module.load_weights(find_file(cls, model_name_or_path, LORA_FILE, subfolder, options))
-        return module
-
-    @classmethod
-    def read_config(cls, path: Path) -> tuple[BaseReference, dict[str, Any]]:
-        """The base model that a config refers to, and the module's settings, checked key by key."""
-        config = read_json_object(path)
-        if config.pop("format_version", None) != FORMAT_VERSION:
-            raise CheckpointError(f"{path}: only format_version {FORMAT_VERSION} can be read; update llm2vec-gen-st.")
-        common = {"base": "an object", "max_seq_length": "a whole number", "lora": "an object or null"}
-        check_fields(str(path), config, {**common, **cls.setting_kinds})
-        base = config.pop("base")
-        check_fields(f"{path}, base", base, {"id": "text"}, _BASE_OPTIONAL)
-        if config["lora"] is not None:
-            check_fields(f"{path}, lora", config["lora"], _LORA_REQUIRED, {"lora_dropout": "a number"})
-        return BaseReference(**base), config
-
-    def load_weights(self, path: str | Path) -> None:
-        """Replace the LoRA matrices by saved ones of the same form; the base model is not touched."""
-        shapes = {name: tuple(matrix.shape) for name, matrix in lora_parameters(self.llm).items()}
-        load_lora(self.llm, load_tensors(path, shapes))
-
-
-def as_backbone(base: str | Backbone, model_kwargs: dict[str, Any] | None = None) -> Backbone:
+def as_backbone(base: str | Path | Backbone, model_kwargs: dict[str, Any] | None = None) -> Backbone:
     """A loaded backbone, or the one that a hub id or directory names."""
-    return base if isinstance(base, Backbone) else load_backbone(base, model_kwargs=model_kwargs)
+    return base if isinstance(base, Backbone) else load_backbone(str(base), model_kwargs=model_kwargs)
+
+
+def encoder_of(
+    kind: type[LLMModule],
+    base: str | Path | Backbone,
+    *,
+    prompts: Mapping[str, str] | None = None,
+    device: str | None = None,
+    model_kwargs: dict[str, Any] | None = None,
+    **settings: Any,
+) -> SentenceTransformer:
+    """A baseline of one module on a base LLM.
+
+    Args:
+        kind: The module's class.
+        base: Hub id, directory, or loaded backbone.
+        prompts: Instructions by name.
+        device: Device to run on.
+        model_kwargs: Passed on when the base model is loaded.
+        **settings: The module's.
+
+    Returns:
+        The encoder.
+    """
+    module = kind(as_backbone(base, model_kwargs), **settings)
+    return as_sentence_transformer(module, prompts=prompts, device=device, model_kwargs=model_kwargs)
 
 
 def as_sentence_transformer(
@@ -291,30 +253,6 @@ def as_sentence_transformer(
     # Else the host asks the hub what a local base model is called when it writes a model card.
     model.model_card_data.local_files_only = True
     return model
-
-
-def similar_lengths(lengths: Sequence[int], budget: int, *, equal: bool = False) -> Iterator[list[int]]:
-    """Row numbers in groups whose padded size stays within a budget.
-
-    Args:
-        lengths: Tokens of each row.
-        budget: Padded tokens a group may have; a longer row is a group of its own.
-        equal: Whether the rows of a group must have the same length; else none is padded to more than twice its size.
-
-    Example:
-        >>> list(similar_lengths([9, 2, 3], 100))
-        [[1, 2], [0]]
-    """
-    group: list[int] = []
-    for row in sorted(range(len(lengths)), key=lambda number: lengths[number]):
-        width = lengths[row]
-        uneven = bool(group) and width > lengths[group[0]] * (1 if equal else 2)
-        if uneven or (group and (len(group) + 1) * width > budget):
-            yield group
-            group = []
-        group.append(row)
-    if group:
-        yield group
 
 
 def _common_prefix(one: Sequence[int], other: Sequence[int]) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 from sentence_transformers import SentenceTransformer
 
 from llm2vec_gen_st.backbone import Backbone, load_backbone
-from llm2vec_gen_st.baselines.llm_module import LLMModule, as_sentence_transformer
+from llm2vec_gen_st.baselines.llm_module import LLMModule, as_sentence_transformer, encoder_of
 from llm2vec_gen_st.checkpoints.directory import HOST_CONFIG_FILE, MODULES_FILE, read_modules
 from llm2vec_gen_st.modules.config import read_json_object
 from llm2vec_gen_st.modules.lora import lora_removed_on_failure
@@ -29,6 +29,25 @@ def saved_kind(path: str | Path) -> str | None:
         return None
     kinds = [kind for kind, _ in read_modules(Path(path))]
     return kinds[0].rpartition(".")[2] if kinds and kinds[0].startswith(_PACKAGE) else None
+
+
+def encoder_of_base_or_saved(
+    kind: type[LLMModule],
+    base_or_path: str | Path | Backbone,
+    *,
+    base: str | Backbone | None,
+    prompts: Mapping[str, str] | None,
+    device: str | None,
+    model_kwargs: dict[str, Any] | None,
+    **settings: Any,
+) -> SentenceTransformer:
+    """A baseline that may have been trained: of a plain LLM, with these settings, or of a saved one, with its own.
+
+    Arguments and errors as in :func:`load_baseline` and :func:`~llm2vec_gen_st.baselines.llm_module.encoder_of`.
+    """
+    if not isinstance(base_or_path, Backbone) and is_baseline(base_or_path):
+        return load_baseline(base_or_path, kind, base=base, prompts=prompts, device=device, model_kwargs=model_kwargs)
+    return encoder_of(kind, base_or_path, prompts=prompts, device=device, model_kwargs=model_kwargs, **settings)
 
 
 def load_baseline(

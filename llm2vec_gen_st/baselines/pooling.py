@@ -9,7 +9,7 @@ from typing import Any
 from sentence_transformers import SentenceTransformer
 
 from llm2vec_gen_st.backbone import Backbone
-from llm2vec_gen_st.baselines.llm_module import Layout, LLMModule, as_backbone, as_sentence_transformer
+from llm2vec_gen_st.baselines.llm_module import Layout, LLMModule, encoder_of
 
 
 class MeanPooledLLM(LLMModule):
@@ -54,8 +54,9 @@ def mean_pooling(
         >>> mean_pooling(tiny_backbone(), device="cpu").encode(["bees", "rivers"]).shape
         (2, 64)
     """
-    module = MeanPooledLLM(as_backbone(base, model_kwargs), max_seq_length=max_seq_length)
-    return as_sentence_transformer(module, prompts=prompts, device=device, model_kwargs=model_kwargs)
+    return encoder_of(
+        MeanPooledLLM, base, max_seq_length=max_seq_length, prompts=prompts, device=device, model_kwargs=model_kwargs
+    )
 
 
 def last_token(
@@ -73,5 +74,6 @@ def last_token(
         >>> last_token(tiny_backbone(), device="cpu").encode("bees").shape
         (64,)
     """
-    module = LastTokenLLM(as_backbone(base, model_kwargs), max_seq_length=max_seq_length)
-    return as_sentence_transformer(module, prompts=prompts, device=device, model_kwargs=model_kwargs)
+    return encoder_of(
+        LastTokenLLM, base, max_seq_length=max_seq_length, prompts=prompts, device=device, model_kwargs=model_kwargs
+    )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from sentence_transformers import SentenceTransformer
 
@@ -67,6 +68,66 @@ def build(name: str, base: str | Backbone, **options: Any) -> SentenceTransforme
         >>> build("echo", tiny_backbone(), device="cpu").encode(["bees"]).shape
         (1, 64)
     """
+    return _named(name).build(base, **options)
+
+
+def known_options(name: str) -> dict[str, type]:
+    """Options of a baseline's constructor that can be written as text, each with its kind.
+
+    Args:
+        name: One of :data:`BASELINES`.
+
+    Raises:
+        ValueError: If there is no baseline of this name.
+
+    Example:
+        >>> known_options("hyde")["answers"], "prompts" in known_options("hyde")
+        (<class 'int'>, False)
+    """
+    make = _named(name).build
+    hints = get_type_hints(make)
+    found: dict[str, type] = {}
+    for option, parameter in inspect.signature(make).parameters.items():
+        kinds = get_args(hints[option]) or (hints[option],)
+        kind = next((kind for kind in (int, float, str) if kind in kinds), None)
+        if parameter.kind is parameter.KEYWORD_ONLY and kind is not None:
+            found[option] = kind
+    return found
+
+
+def options_from_text(name: str, settings: Sequence[str]) -> dict[str, Any]:
+    """Options of a baseline's constructor from ``key=value``.
+
+    Args:
+        name: One of :data:`BASELINES`.
+        settings: The texts; a later one replaces an earlier one of the same key.
+
+    Returns:
+        Name to value.
+
+    Raises:
+        ValueError: If a text is not of this form, or names no such option, or its value is of another kind.
+
+    Example:
+        >>> options_from_text("hyde", ["answers=2", "encoder=all-MiniLM-L6-v2"])
+        {'answers': 2, 'encoder': 'all-MiniLM-L6-v2'}
+    """
+    known, found = known_options(name), {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not (key and equals):
+            raise ValueError(f"The option {setting!r} for {name!r} is not of the form key=value.")
+        if key not in known:
+            raise ValueError(f"The baseline {name!r} has no option {key!r}; known are {', '.join(known)}.")
+        try:
+            found[key] = known[key](value)
+        except ValueError:
+            kind = "a whole number" if known[key] is int else "a number"
+            raise ValueError(f"The option {key!r} of {name!r} must be {kind}, got {value!r}.") from None
+    return found
+
+
+def _named(name: str) -> Baseline:
     if name not in BASELINES:
         raise ValueError(f"Unknown baseline {name!r}; known are {', '.join(BASELINES)}.")
-    return BASELINES[name].build(base, **options)
+    return BASELINES[name]

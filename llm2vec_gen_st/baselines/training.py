@@ -5,23 +5,31 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+import torch
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from torch import nn
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 
-from llm2vec_gen_st.baselines.llm_module import LORA_FILE, LLMModule
+from llm2vec_gen_st.backbone import Backbone
+from llm2vec_gen_st.baselines.llm_module import LLMModule, encoder_of
 from llm2vec_gen_st.extras import require
 from llm2vec_gen_st.files import write_json
+from llm2vec_gen_st.modules.frozen_llm import LORA_FILE
+from llm2vec_gen_st.modules.lora import lora_removed_on_failure
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
+Module = TypeVar("Module", bound=LLMModule)
+
+RUN_FOLDER = "training"
 CHECKPOINTS = "checkpoints"
 SETTINGS_FILE = "settings.json"
 LOG_FILE = "log.json"
@@ -60,6 +68,8 @@ class StageSettings:
         seed: Seed of order and noise.
         save_steps: Steps between checkpoints.
         logging_steps: Steps between log entries.
+        gradient_checkpointing: Run the LLM's layers again in backward instead of keeping their activations: the same
+            result for less memory and more time; may differ from call to call of one run.
     """
 
     steps: int = 1000
@@ -70,6 +80,7 @@ class StageSettings:
     seed: int = 42
     save_steps: int = 200
     logging_steps: int = 10
+    gradient_checkpointing: bool = False
 
 
 class LoraTrainer(SentenceTransformerTrainer):
@@ -87,12 +98,63 @@ class LoraTrainer(SentenceTransformerTrainer):
 
     def _load_from_checkpoint(self, checkpoint_path: str, *args: Any) -> None:
         model = cast(Any, self.accelerator.unwrap_model(self.model))
-        module_of(model).load_weights(Path(checkpoint_path) / LORA_FILE)
+        module_of(model).load_lora_file(Path(checkpoint_path) / LORA_FILE)
 
     def restore(self, checkpoint: Path) -> None:
         """Become what a checkpoint holds, weights and log, without training on."""
         self._load_from_checkpoint(str(checkpoint))
         self.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+
+
+@contextmanager
+def training_run(
+    output: Path,
+    kind: type[Module],
+    backbone: Backbone,
+    lora: LoraSettings,
+    *,
+    seed: int,
+    depends_on: Mapping[str, Any],
+    prompts: Mapping[str, str] | None = None,
+    model_kwargs: dict[str, Any] | None = None,
+    **settings: Any,
+) -> Iterator[tuple[SentenceTransformer, Module]]:
+    """An encoder with new LoRA layers, to train in a block; behind the block it is saved and its checkpoints dropped.
+
+    Should the block fail, the LoRA layers are taken out of the LLM again.
+
+    Args:
+        output: Where the encoder goes; ``training/`` inside it holds what the run is.
+        kind: The class of its one module.
+        backbone: The LLM, without LoRA layers.
+        lora: The LoRA layers.
+        seed: Seed of their start.
+        depends_on: Everything else that the result depends on, apart from the LLM.
+        prompts: Instructions by name, saved with the encoder.
+        model_kwargs: What the LLM was loaded with.
+        **settings: The module's.
+
+    Yields:
+        The encoder and its module.
+
+    Raises:
+        ValueError: If the folder holds another run.
+    """
+    claim(output / RUN_FOLDER, {"base": asdict(backbone.reference), "lora": settings_of(lora), **depends_on})
+    with lora_removed_on_failure(backbone.llm):
+        # The host's seed is set only once its trainer is made; the LoRA start must be the same in every call.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = encoder_of(
+                kind, backbone, lora=lora.as_config(), prompts=prompts, model_kwargs=model_kwargs, **settings
+            )
+        module = model[0]
+        assert isinstance(module, kind)
+        yield model, module
+    # The host's model card would quote training texts.
+    model.save_pretrained(str(output), create_model_card=False)
+    for checkpoints in list((output / RUN_FOLDER).rglob(CHECKPOINTS)):
+        shutil.rmtree(checkpoints, ignore_errors=True)
 
 
 def fit(
@@ -122,39 +184,32 @@ def fit(
     Raises:
         ValueError: If there are fewer rows than a batch holds.
     """
-    require("accelerate", extra="train", why="training")
     if len(rows) < stage.batch_size:
         raise ValueError(f"{len(rows)} rows are not enough for a batch of {stage.batch_size}.")
     module = module_of(model)
     kept_length = module.max_seq_length
     module.max_seq_length = stage.max_seq_length
     try:
-        trainer = LoraTrainer(
-            model=model,
-            args=_arguments(stage, folder / CHECKPOINTS, progress),
-            train_dataset=rows,
-            loss=loss,
-            data_collator=cast(Any, collator),
-        )
-        checkpoint = _last_checkpoint(folder / CHECKPOINTS)
-        if checkpoint is not None and _step(checkpoint) >= stage.steps:
-            # The host would take one more step than asked for.
-            trainer.restore(checkpoint)
-        else:
-            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        with module.recomputing() if stage.gradient_checkpointing else nullcontext():
+            trainer = LoraTrainer(
+                model=model,
+                args=_arguments(stage, folder / CHECKPOINTS, progress),
+                train_dataset=rows,
+                loss=loss,
+                data_collator=cast(Any, collator),
+            )
+            checkpoint = _last_checkpoint(folder / CHECKPOINTS)
+            if checkpoint is not None and _step(checkpoint) >= stage.steps:
+                # The host would take one more step than asked for.
+                trainer.restore(checkpoint)
+            else:
+                trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     finally:
         module.max_seq_length = kept_length
     model.eval()
     log = [entry for entry in trainer.state.log_history if "loss" in entry]
     write_json(folder / LOG_FILE, log)
     return log
-
-
-def finish(model: SentenceTransformer, output: Path, *stages: Path) -> None:
-    """Save a trained model, then drop its checkpoints; the host's model card would quote training texts."""
-    model.save_pretrained(str(output), create_model_card=False)
-    for stage in stages:
-        shutil.rmtree(stage / CHECKPOINTS, ignore_errors=True)
 
 
 def module_of(model: SentenceTransformer) -> LLMModule:
@@ -187,9 +242,46 @@ def claim(folder: Path, wanted: dict[str, Any]) -> None:
     write_json(path, wanted)
 
 
-def settings_of(value: Any) -> dict[str, Any]:
-    """A settings object as JSON values."""
-    return dict(json.loads(json.dumps(asdict(value))))
+def settings_of(value: LoraSettings | StageSettings) -> dict[str, Any]:
+    """Those of the settings that a result depends on, as JSON values."""
+    found: dict[str, Any] = json.loads(json.dumps(asdict(value)))
+    found.pop("gradient_checkpointing", None)
+    return found
+
+
+def require_trainer() -> None:
+    """Refuse to train where its libraries are missing, before anything is loaded.
+
+    Raises:
+        MissingExtraError: If one is missing; names the extra.
+    """
+    for library in ("datasets", "accelerate"):
+        require(library, extra="train", why="training")
+
+
+def check_rows(rows: Sequence[Mapping[str, str]], columns: Sequence[str], *, filled: Sequence[str] = ()) -> None:
+    """Refuse rows that lack something to train on.
+
+    Args:
+        rows: The rows.
+        columns: Fields that must hold texts.
+        filled: Those whose texts must not be blank.
+
+    Raises:
+        ValueError: If a row lacks a field; names both.
+    """
+    for number, row in enumerate(rows):
+        absent = [name for name in columns if not isinstance(row.get(name), str)]
+        absent = absent or [name for name in filled if not row[name].strip()]
+        if absent:
+            raise ValueError(f"Row {number} needs texts for {', '.join(absent)}, found {dict(row)!r:.200}.")
+
+
+def dataset_of(rows: Sequence[Mapping[str, str]], columns: Sequence[str]) -> Dataset:
+    """The rows' columns as the host's trainer takes them."""
+    datasets = require("datasets", extra="train", why="training")
+    dataset: Dataset = datasets.Dataset.from_dict({name: [row[name] for row in rows] for name in columns})
+    return dataset
 
 
 def rows_digest(rows: Sequence[Mapping[str, str]], columns: Sequence[str]) -> str:

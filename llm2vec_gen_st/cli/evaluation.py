@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from llm2vec_gen_st.cli.options import BatchSize, Dtype, DtypeOption, model_kwargs
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
 
 
 def evaluate(
     model: Annotated[
         str,
         typer.Argument(
-            help="Built-in name, name of the paper, directory, or hub id; any sentence-transformers model works.",
+            help="Built-in name, name of the paper, directory, or hub id; any sentence-transformers model works. "
+            "With --base also the name of a baseline: mean, last, echo, hyde, llm2vec, inbedder, gircse.",
             show_default=False,
         ),
     ],
@@ -28,6 +33,17 @@ def evaluate(
         ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of results, tables and plots.")],
+    base: Annotated[
+        str | None,
+        typer.Option(
+            help="The LLM that a baseline is made of: hub id or directory; for llm2vec, inbedder and gircse also a "
+            "trained one."
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="An option of a baseline: key=value, such as answers=4 for hyde. Repeatable."),
+    ] = None,
     name: Annotated[
         str | None, typer.Option(help="What the model is called in the tables; the last part of MODEL if not given.")
     ] = None,
@@ -45,8 +61,11 @@ def evaluate(
     r"""Evaluate a model on tasks of mteb, of the paper, or of your own; what is there already is not run again.
 
     Example:
+        llm2vec-gen evaluate echo --tasks my-data --output results \
+            --base HuggingFaceTB/SmolLM2-135M-Instruct
+
         llm2vec-gen evaluate llm2vec-gen-smollm2-135m --tasks my-data \
-            --output results --baseline all-MiniLM-L6-v2
+            --output results --baseline echo
     """
     if instructions is not None and not instructions.is_file():
         raise FileNotFoundError(f"{instructions}: there is no such file of instructions.")
@@ -61,10 +80,13 @@ def evaluate(
     called = name or Path(model).name
     found = find_tasks(wanted)
     check_baseline(output, baseline, called)
+    options = _baseline_options(model, settings or [], output)
     logging.disable_progress_bar()
+    loaded = load_model(model, base=base, options=options, model_kwargs=model_kwargs(dtype))
+    _warn_of_no_training(model, loaded)
     try:
         evaluate_model(
-            load_model(model, model_kwargs=model_kwargs(dtype)),
+            loaded,
             found,
             output,
             name=called,
@@ -77,3 +99,26 @@ def evaluate(
         raise ValueError(str(error)) from error
     print((output / TABLE).read_text(encoding="utf-8"), end="")
     print(f"\n{output}: results, tables and plots.")
+
+
+def _baseline_options(model: str, settings: Sequence[str], output: Path) -> dict[str, Any]:
+    """Options of a baseline's constructor from ``key=value``; what its LLM writes is kept with the results."""
+    from llm2vec_gen_st.baselines.registry import known_options, options_from_text
+    from llm2vec_gen_st.evaluation.loading import names_baseline
+
+    if not names_baseline(model):
+        if settings:
+            raise ValueError(f"--set goes with the name of a baseline, and {model!r} is none.")
+        return {}
+    options = options_from_text(model, settings)
+    if "cache" in known_options(model):
+        options.setdefault("cache", str(output / f"{model}-answers.sqlite"))
+    return options
+
+
+def _warn_of_no_training(model: str, loaded: SentenceTransformer) -> None:
+    from llm2vec_gen_st.baselines.registry import BASELINES
+    from llm2vec_gen_st.evaluation.loading import names_baseline
+
+    if names_baseline(model) and BASELINES[model].trained and getattr(loaded[0], "lora", None) is None:
+        print(f"{model} is meant to be trained: on a plain LLM its scores only show where training starts.", flush=True)

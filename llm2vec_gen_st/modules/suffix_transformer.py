@@ -2,46 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from sentence_transformers.base.modules import InputModule
 from torch import nn
-from transformers import PreTrainedTokenizerBase
-from typing_extensions import Self
+from transformers import Cache
 
 from llm2vec_gen_st.backbone import Backbone, embedding_weight
-from llm2vec_gen_st.base_reference import BaseReference, check_base
-from llm2vec_gen_st.files import write_json
-from llm2vec_gen_st.load_options import LoadOptions
-from llm2vec_gen_st.modules.config import check_fields, find_file, read_json_object
-from llm2vec_gen_st.modules.lora import add_lora, load_lora, lora_enabled, lora_parameters
+from llm2vec_gen_st.modules.frozen_llm import LORA_FILE as LORA_FILE
+from llm2vec_gen_st.modules.frozen_llm import FrozenLLM
+from llm2vec_gen_st.modules.groups import in_groups, similar_lengths
 from llm2vec_gen_st.modules.tensors import CheckpointError, load_tensors, save_tensors
 from llm2vec_gen_st.modules.truncation import count_cut
-from llm2vec_gen_st.text import TextTokenizer
 
 CONFIG_FILE = "suffix_config.json"
 SUFFIX_FILE = "suffix.safetensors"
-LORA_FILE = "lora.safetensors"
-FORMAT_VERSION = 1
 
-_CONFIG = {
-    "base": "an object",
-    "thought_tokens": "a whole number",
-    "compression_tokens": "a whole number",
-    "max_seq_length": "a whole number",
-    "end_of_response": "text or null",
-    "end_of_text_ids": "a list of whole numbers or null",
-    "lora": "an object or null",
-}
-_OPTIONAL_BASE = ("revision", "fingerprint", "embedding_sample")
-_LORA = {"r": "a whole number", "lora_alpha": "a number", "target_modules": "a list of texts"}
+_WORTH_SHARING = 64
 
 
-class SuffixTransformer(InputModule):
+class SuffixTransformer(FrozenLLM):
     """Run ``text ⊕ t_1..t_m ⊕ c_1..c_n`` through a frozen causal LLM once (paper, section 3).
 
     The suffix is a parameter appended to the input *embeddings*: tokenizer and vocabulary stay as they are, no text
@@ -60,7 +42,15 @@ class SuffixTransformer(InputModule):
     """
 
     config_file_name = CONFIG_FILE
-    tokenizer: PreTrainedTokenizerBase
+    saved_as: ClassVar = "student"
+    setting_kinds: ClassVar = {
+        "thought_tokens": "a whole number",
+        "compression_tokens": "a whole number",
+        "max_seq_length": "a whole number",
+        "end_of_response": "text or null",
+        "end_of_text_ids": "a list of whole numbers or null",
+        "lora": "an object or null",
+    }
 
     def __init__(
         self,
@@ -74,7 +64,6 @@ class SuffixTransformer(InputModule):
         lora: dict[str, Any] | None = None,
         max_batch_tokens: int = 8192,
     ) -> None:
-        super().__init__()
         if thought_tokens < 0 or compression_tokens < 1:
             raise ValueError(
                 f"A suffix needs at least 1 compression token and no negative thought tokens, "
@@ -85,25 +74,16 @@ class SuffixTransformer(InputModule):
                 f"max_seq_length {max_seq_length} leaves no room for text beside "
                 f"{thought_tokens + compression_tokens} suffix tokens."
             )
+        embeddings = embedding_weight(backbone.llm)
+        # Drawn before the LoRA matrices are: a seed stands for the same student as ever.
+        start = torch.randn(thought_tokens + compression_tokens, embeddings.shape[1], device=_real_device(embeddings))
+        super().__init__(backbone, max_seq_length=max_seq_length, lora=lora, max_batch_tokens=max_batch_tokens)
         self.thought_tokens = thought_tokens
         self.compression_tokens = compression_tokens
-        self.max_seq_length = max_seq_length
-        self.max_batch_tokens = max_batch_tokens
         self.end_of_response = end_of_response
         self.end_of_text_ids = list(end_of_text_ids) if end_of_text_ids is not None else None
-        self.lora = lora
-        self.base = backbone.reference
-        self.tokenizer = backbone.tokenizer
-        self.text_tokenizer = TextTokenizer(backbone.tokenizer)
-        embeddings = embedding_weight(backbone.llm)
         # First parameter of the model and float32: the host casts later modules to the dtype of the first parameter.
-        self.suffix = nn.Parameter(
-            torch.randn(self.suffix_length, embeddings.shape[1], device=_real_device(embeddings))
-            * float(embeddings.detach()[:1024].float().std())
-        )
-        self.llm = backbone.llm
-        if lora is not None:
-            add_lora(self.llm, lora)
+        self.suffix = nn.Parameter(start * float(embeddings.detach()[:1024].float().std()))
 
     @property
     def suffix_length(self) -> int:
@@ -111,20 +91,9 @@ class SuffixTransformer(InputModule):
         return self.thought_tokens + self.compression_tokens
 
     @property
-    def backbone(self) -> Backbone:
-        """The LLM, its tokenizer and its reference."""
-        return Backbone(self.llm, self.tokenizer, self.base)
-
-    @property
     def text_limit(self) -> int:
         """Tokens of text that fit beside the suffix."""
         return self.max_seq_length - self.suffix_length
-
-    def train(self, mode: bool = True) -> Self:
-        """Set training mode of the suffix; the frozen LLM always stays in evaluation mode."""
-        super().train(mode)
-        self.llm.eval()
-        return self
 
     def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, **kwargs: Any) -> dict[str, Any]:
         """Token ids of the texts, cut to make room for the suffix, padded on the right.
@@ -152,7 +121,7 @@ class SuffixTransformer(InputModule):
             The features; ``token_embeddings`` are the compression states too, with a mask of ones.
         """
         ids, lengths = features["input_ids"], features["attention_mask"].sum(dim=1)
-        with lora_enabled(self.llm, True, self.lora is not None):
+        with self.own_weights():
             states = self._states_in_groups(ids, lengths)
         features["compression_states"] = features["token_embeddings"] = states.float()
         features["attention_mask"] = features["attention_mask"].new_ones(states.shape[:2])
@@ -160,21 +129,27 @@ class SuffixTransformer(InputModule):
 
     def _states_in_groups(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         """Hidden states (B, n, H) of the compression tokens, rows of similar length at a time."""
-        needs_gradient = torch.is_grad_enabled() and self.suffix.requires_grad and self.lora is None
-        frozen_text = needs_gradient and self._attends_to_everything(ids.shape[1] + self.suffix_length)
-        run = self._states_after_frozen_text if frozen_text else self._states
-        states: list[torch.Tensor] = []
-        order: list[int] = []
-        for group in _groups(lengths.tolist(), self.suffix_length, self.max_batch_tokens):
-            order.extend(group)
-            rows = torch.tensor(group, device=ids.device)
-            states.append(run(ids[rows, : int(lengths[rows].max())], lengths[rows]))
-        inverse = torch.tensor(order).argsort()
-        together = torch.cat(states)
-        return together[inverse.to(together.device)]
+        run = self._states
+        if self.attends_to_everything(ids.shape[1] + self.suffix_length):
+            if not torch.is_grad_enabled():
+                run = self._states_after_shared_start
+            elif self.suffix.requires_grad and self.lora is None:
+                run = self._states_after_frozen_text
+        groups = _groups(lengths.tolist(), self.suffix_length, self.max_batch_tokens)
+        return in_groups(lambda rows, width: run(ids[rows, :width], lengths[rows]), groups, lengths)
 
-    def _states(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """Hidden states (b, n, H) of the compression tokens, by one plain causal forward."""
+    def _states_after_shared_start(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        """The same states; tokens with which all rows start, such as an instruction, are run once for all of them."""
+        shared = shared_start(ids, lengths)
+        # The cache costs something too: less than this many tokens are sooner run again.
+        if shared * (len(ids) - 1) < _WORTH_SHARING:
+            return self._states(ids, lengths)
+        past = self.llm.base_model(input_ids=ids[:1, :shared], use_cache=True).past_key_values
+        past.batch_repeat_interleave(len(ids))
+        return self._states(ids[:, shared:], lengths - shared, past)
+
+    def _states(self, ids: torch.Tensor, lengths: torch.Tensor, past: Cache | None = None) -> torch.Tensor:
+        """Hidden states (b, n, H) of the compression tokens, by one causal forward, perhaps behind cached tokens."""
         embedded = self.llm.get_input_embeddings()(ids)
         suffix = self._suffix_like(embedded)
         lengths = lengths.to(embedded.device)
@@ -184,7 +159,9 @@ class SuffixTransformer(InputModule):
         rows = torch.where(
             in_suffix[..., None], suffix[place.clamp(0, self.suffix_length - 1)], torch.cat([embedded, room], dim=1)
         )
-        hidden = self.llm.base_model(inputs_embeds=rows, use_cache=False).last_hidden_state
+        hidden = self.llm.base_model(
+            inputs_embeds=rows, past_key_values=past, use_cache=past is not None
+        ).last_hidden_state
         first = lengths.to(hidden.device) + self.thought_tokens
         index = first[:, None] + torch.arange(self.compression_tokens, device=hidden.device)
         return hidden.gather(1, index[..., None].expand(-1, -1, hidden.shape[-1]))
@@ -206,13 +183,6 @@ class SuffixTransformer(InputModule):
             use_cache=True,
         ).last_hidden_state
         return hidden[:, self.thought_tokens :]
-
-    def _attends_to_everything(self, width: int) -> bool:
-        """Whether every layer sees all positions before it, so that padding inside a cache shifts nothing."""
-        config = self.llm.config.get_text_config()
-        kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-        windows = (getattr(config, "sliding_window", None), getattr(config, "attention_chunk_size", None))
-        return kinds <= {"full_attention", "sliding_attention"} and all(not size or width <= size for size in windows)
 
     def _suffix_like(self, reference: torch.Tensor) -> torch.Tensor:
         dtype = reference.dtype if reference.dtype.is_floating_point else self.llm.dtype
@@ -247,85 +217,33 @@ class SuffixTransformer(InputModule):
             written.append([*ids, end_id][:limit] if whole and end_id is not None else ids)
         return written
 
-    def get_config_dict(self) -> dict[str, Any]:
-        """What is saved as ``suffix_config.json``."""
-        return {
-            "format_version": FORMAT_VERSION,
-            "base": asdict(self.base),
-            "thought_tokens": self.thought_tokens,
-            "compression_tokens": self.compression_tokens,
-            "max_seq_length": self.max_seq_length,
-            "end_of_response": self.end_of_response,
-            "end_of_text_ids": self.end_of_text_ids,
-            "lora": self.lora,
-        }
-
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
         """Write config and suffix (and LoRA matrices); never the base model."""
-        folder = Path(output_path)
-        write_json(folder / CONFIG_FILE, self.get_config_dict())
-        save_tensors(folder / SUFFIX_FILE, {"suffix": self.suffix})
-        if self.lora is not None:
-            save_tensors(folder / LORA_FILE, lora_parameters(self.llm))
+        super().save(output_path)
+        save_tensors(Path(output_path) / SUFFIX_FILE, {"suffix": self.suffix})
 
     @classmethod
-    def load(cls, model_name_or_path: str, subfolder: str = "", **kwargs: Any) -> Self:
-        """Read a saved suffix and the base model it refers to.
-
-        Args:
-            model_name_or_path: Directory or hub id of the checkpoint.
-            subfolder: Folder inside it.
-            **kwargs: Options as in :class:`~llm2vec_gen_st.load_options.LoadOptions`; others of the host are not used.
+    def read_tensors(
+        cls, find: Callable[[str], Path], settings: Mapping[str, Any], hidden_size: int
+    ) -> dict[str, torch.Tensor]:
+        """The saved suffix.
 
         Raises:
-            CheckpointError: If config or tensors are not what they should be.
-            BaseModelError: If the base model is missing or another one.
+            CheckpointError: If it is missing or of another size than the settings say, or LoRA's rank makes no sense.
         """
-        options = LoadOptions.among(kwargs)
-        config_path = find_file(cls, model_name_or_path, CONFIG_FILE, subfolder, options)
-        suffix_path = find_file(cls, model_name_or_path, SUFFIX_FILE, subfolder, options)
-        expected, config = _read_config(config_path)
-        beside = config_path.parent / expected.id
-        base_id = str(beside) if not Path(expected.id).is_dir() and beside.is_dir() else expected.id
-        backbone = options.load_base(base_id, expected.revision)
-        check_base(expected, backbone.reference, strict=options.verify_base)
         # Read before the module is made: a suffix of the size that the config names then does exist.
-        rows = config["thought_tokens"] + config["compression_tokens"]
-        suffix = load_tensors(suffix_path, {"suffix": (rows, backbone.hidden_size)})["suffix"]
-        rank, width = (config["lora"] or {"r": 1})["r"], backbone.hidden_size
-        if not 1 <= rank <= width:
-            raise CheckpointError(f"{config_path}, lora: 'r' must be from 1 to {width}, found {rank}.")
-        try:
-            module = cls(backbone, **config)
-        except (ValueError, RuntimeError) as error:
-            raise CheckpointError(f"{config_path}: no student can be made of this: {error}") from error
-        module.suffix.data.copy_(suffix)
-        if module.lora is not None:
-            module._load_lora_file(find_file(cls, model_name_or_path, LORA_FILE, subfolder, options))
-        return module
+        rows = settings["thought_tokens"] + settings["compression_tokens"]
+        found = load_tensors(find(SUFFIX_FILE), {"suffix": (rows, hidden_size)})
+        rank = (settings["lora"] or {"r": 1})["r"]
+        if not 1 <= rank <= hidden_size:
+            raise CheckpointError(f"{find(CONFIG_FILE)}, lora: 'r' must be from 1 to {hidden_size}, found {rank}.")
+        return found
 
     def load_weights(self, suffix_path: str | Path, lora_path: str | Path | None = None) -> None:
         """Replace suffix (and LoRA matrices) by saved ones of the same form; the base model is not touched."""
         self.suffix.data.copy_(load_tensors(suffix_path, {"suffix": tuple(self.suffix.shape)})["suffix"])
         if lora_path is not None:
-            self._load_lora_file(lora_path)
-
-    def _load_lora_file(self, path: str | Path) -> None:
-        shapes = {name: tuple(matrix.shape) for name, matrix in lora_parameters(self.llm).items()}
-        load_lora(self.llm, load_tensors(path, shapes))
-
-
-def _read_config(path: Path) -> tuple[BaseReference, dict[str, Any]]:
-    """The base model that ``suffix_config.json`` refers to, and the module's settings, checked key by key."""
-    config = read_json_object(path)
-    if config.pop("format_version", None) != FORMAT_VERSION:
-        raise CheckpointError(f"{path}: only format_version {FORMAT_VERSION} can be read; update llm2vec-gen-st.")
-    check_fields(str(path), config, _CONFIG)
-    base, lora = config.pop("base"), config["lora"]
-    check_fields(f"{path}, base", base, {"id": "text"}, dict.fromkeys(_OPTIONAL_BASE, "text or null"))
-    if lora is not None:
-        check_fields(f"{path}, lora", lora, _LORA, {"lora_dropout": "a number"})
-    return BaseReference(**base), config
+            self.load_lora_file(lora_path)
 
 
 def pad_right(rows: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
@@ -350,18 +268,25 @@ def pad_right(rows: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": mask}
 
 
+def shared_start(ids: torch.Tensor, lengths: torch.Tensor) -> int:
+    """How many tokens all rows start with.
+
+    Args:
+        ids: (B, T), padded on the right.
+        lengths: Tokens of each row (B).
+
+    Example:
+        >>> shared_start(torch.tensor([[5, 6, 7], [5, 6, 0]]), torch.tensor([3, 2]))
+        2
+    """
+    shortest = int(lengths.min())
+    differs = (ids[:, :shortest] != ids[:1, :shortest]).any(dim=0).nonzero()
+    return int(differs[0]) if len(differs) else shortest
+
+
 def _groups(lengths: Sequence[int], suffix_length: int, budget: int) -> Iterator[list[int]]:
-    """Row numbers in groups: none is padded to more than twice its size, and padded sizes stay within the budget."""
-    group: list[int] = []
-    for row in sorted(range(len(lengths)), key=lambda number: lengths[number]):
-        width = lengths[row] + suffix_length
-        too_uneven = bool(group) and width > 2 * (lengths[group[0]] + suffix_length)
-        if too_uneven or (group and (len(group) + 1) * width > budget):
-            yield group
-            group = []
-        group.append(row)
-    if group:
-        yield group
+    """Row numbers in groups of similar length, the suffix counted in."""
+    return similar_lengths([length + suffix_length for length in lengths], budget)
 
 
 def _real_device(tensor: torch.Tensor) -> torch.device:

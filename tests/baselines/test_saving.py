@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,16 @@ def test_another_base_model_and_another_kind_are_refused(llama_folder: Path, tmp
     assert not lora_parameters(other.llm)
     with pytest.raises(CheckpointError, match="holds a GIRCSELLM, not a InBedderLLM"):
         inbedder(tmp_path)
+
+
+def test_the_base_model_may_lie_inside_the_folder(llama_folder: Path, tmp_path: Path) -> None:
+    model = trained(GIRCSELLM, llama_folder)
+    model.save_pretrained(str(tmp_path))
+    shutil.copytree(llama_folder, tmp_path / "base")
+    path = tmp_path / "baseline_config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, "base": {**config["base"], "id": "base"}}))
+    np.testing.assert_allclose(gircse(tmp_path, device="cpu").encode(TEXTS), model.encode(TEXTS), atol=1e-6)
 
 
 def test_broken_files_are_named(llama_folder: Path, tmp_path: Path) -> None:

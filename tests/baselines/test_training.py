@@ -223,6 +223,40 @@ def test_training_of_nothing_and_on_nothing_is_refused(tmp_path: Path) -> None:
     assert not lora_parameters(backbone.llm)
 
 
+@pytest.mark.parametrize("kind", ["llm2vec", "inbedder"])
+def test_gradient_checkpointing_runs_layers_again_and_changes_nothing(kind: str, tmp_path: Path) -> None:
+    found = {}
+    for on in (False, True):
+        backbone, passes = learner(), []
+        layer = backbone.llm.base_model.layers[0].mlp
+        layer.register_forward_pre_hook(lambda *_, passes=passes: passes.append(torch.is_grad_enabled()))
+        settings = stage(steps=3, gradient_checkpointing=on)
+        # In one folder: a run may go on with or without it.
+        if kind == "llm2vec":
+            # Both stages: attention dropout must drop the same weights again.
+            train_llm2vec(backbone, FIT, tmp_path, mntp=settings, simcse=settings, lora=LORA, progress=False)
+        else:
+            train_inbedder(backbone, qa_rows(FIT), tmp_path, stage=settings, lora=LORA, progress=False)
+        found[on] = (
+            {name: matrix.detach().clone() for name, matrix in lora_parameters(backbone.llm).items()},
+            sum(passes),
+        )
+        for module in backbone.llm.modules():
+            assert not module.training
+            assert not getattr(module, "gradient_checkpointing", False)
+    (plain, once), (again, twice) = found[False], found[True]
+    assert twice == 2 * once > 0
+    for name, matrix in plain.items():
+        torch.testing.assert_close(again[name], matrix, atol=1e-6, rtol=1e-5, msg=name)
+
+
+def test_gradient_checkpointing_is_refused_where_it_cannot_work(tmp_path: Path) -> None:
+    rows = [{"anchor": text, "positive": text} for text in FIT]
+    with pytest.raises(ValueError, match="GIRCSE cannot be trained with gradient checkpointing"):
+        train_gircse(learner(), rows, tmp_path, stage=stage(gradient_checkpointing=True), lora=LORA)
+    assert not list(tmp_path.iterdir())
+
+
 # InBedder
 
 
