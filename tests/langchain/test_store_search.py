@@ -8,6 +8,7 @@ import logging
 import math
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +22,7 @@ from langchain_core.documents import Document
 from langchain_core.load import dumps
 from langchain_llm2vec_gen import FaissStore
 from langchain_llm2vec_gen.store import StoreError, kinds, vector_index
+from pyarrow import parquet
 
 from llm2vec_gen_st.extras import MissingExtraError
 
@@ -690,6 +692,63 @@ def test_explain_tells_what_a_search_will_do(path: Path) -> None:
         assert store.explain(filter={"n": -1})["strategy"] == "empty"
 
 
+@pytest.mark.parametrize("index", ["PQ4x4", "LSH", "IVF4,RQ2x4"])
+def test_explain_tells_of_an_index_that_cannot_pass_over_deleted_documents(path: Path, index: str) -> None:
+    vectors, query = normal(700, 16), normal(16, seed=1)
+    order = 50 + np.argsort(-exact(vectors[50:], query, "l2"))
+    with filled(path, vectors, index=index, metric="l2") as store:
+        assert store.stats()["indexed"] == 700
+        told = store.explain(10)
+        assert (told["strategy"], told["exact"], told["reason"]) == ("full", False, "no filter")
+        store.delete(names(50))
+        told = store.explain(10)
+        assert (told["strategy"], told["exact"]) == ("scan", True)
+        assert f"{index} cannot pass over the 50 vectors that are marked as deleted" in told["reason"]
+        assert "the other 650" in told["reason"]
+        assert "compact" in told["reason"]
+        assert found(store, query, 10) == [f"d{row}" for row in order[:10]]
+    with FaissStore(path, read_only=True) as store:
+        assert store.explain(10) == told
+        assert found(store, query, 10) == [f"d{row}" for row in order[:10]]
+    with FaissStore(path) as store:
+        store.compact()
+        told = store.explain(10)
+        assert (told["strategy"], told["exact"], told["reason"]) == ("full", False, "no filter")
+
+
+@pytest.mark.parametrize("deleted", [0, 50])
+@pytest.mark.parametrize("index", ["LSH", "IVF4,RQ2x4"])
+def test_explain_tells_of_an_index_that_cannot_pass_over_what_a_filter_does_not_admit(
+    path: Path, index: str, deleted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vectors, query = normal(700, 16), normal(16, seed=1)
+    order = 100 + np.argsort(-exact(vectors[100:], query, "l2"))
+    with filled(path, vectors, [{"n": row} for row in range(700)], index=index, metric="l2") as store:
+        store.delete(names(deleted))
+        assert "compared faster" in store.explain(10, {"n": {"$gte": 100}})["reason"]
+        monkeypatch.setattr(vector_index, "_SCAN_FROM_FILE", 10)
+        told = store.explain(10, {"n": {"$gte": 100}})
+        assert (told["strategy"], told["exact"], told["admitted"]) == ("scan", True, 600)
+        assert f"{index} cannot pass over vectors that are not admitted" in told["reason"]
+        assert "the 600" in told["reason"]
+        assert found(store, query, 10, filter={"n": {"$gte": 100}}) == [f"d{row}" for row in order[:10]]
+
+
+@pytest.mark.parametrize("index", [*KINDS, "SQ8", "IVF4,PQ4x4", "HNSW8,SQ8"])
+def test_other_kinds_are_searched_though_documents_are_deleted(
+    path: Path, index: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with filled(path, normal(2600, 16), [{"n": row} for row in range(2600)], index=index) as store:
+        assert store.stats()["indexed"] == 2600
+        exact_before = store.explain()["exact"]
+        store.delete(names(50))
+        told = store.explain()
+        assert (told["strategy"], told["exact"]) == ("full", exact_before)
+        for limit in ("_SCAN_FROM_MEMORY", "_SCAN_FROM_FILE"):
+            monkeypatch.setattr(vector_index, limit, 0)
+        assert store.explain(filter={"n": {"$gte": 100}})["strategy"] == "selector"
+
+
 def test_stats_count(path: Path, hashing: Any) -> None:
     with FaissStore.from_texts(["a", "b", "c"], hashing, ids=["a", "b", "c"], path=path, metric="ip") as store:
         store.delete(["a"])
@@ -715,6 +774,33 @@ def test_merging_brings_everything_or_nothing(path: Path) -> None:
         assert store.merge_from(other) == 5
         assert found(store, normal(5, 8)[4], 1, filter={"é": {"$gte": 2}}) == ["d4"]
         assert list(store.documents()) == list(other.documents())
+    other.close()
+
+
+def test_an_export_has_the_documents_in_order_and_none_that_are_gone(path: Path) -> None:
+    texts, vectors = ["", "a\nb", "标题", "last"], normal(4, 8)
+    metadatas = [{"n": [1, None]}, {}, {"é": {"x": 1.5}}, {}]
+    with FaissStore(path) as store:
+        assert store.export_parquet(path.with_name("empty.parquet")) == 0
+        store.add_embeddings(texts, vectors, metadatas, names(4))
+        store.delete(["d1"])
+        assert store.export_parquet(path.with_name("all.parquet")) == 3
+    rows = parquet.read_table(path.with_name("all.parquet")).to_pylist()
+    assert [(row["id"], row["text"]) for row in rows] == [("d0", ""), ("d2", "标题"), ("d3", "last")]
+    assert [json.loads(row["metadata"]) for row in rows] == [metadatas[row] for row in (0, 2, 3)]
+    np.testing.assert_array_equal([row["embedding"] for row in rows], vectors[[0, 2, 3]])
+    assert parquet.read_table(path.with_name("empty.parquet")).num_rows == 0
+
+
+def test_merging_reads_each_document_once(path: Path) -> None:
+    started = time.process_time()
+    other = filled(path.with_name("other"), normal(800, 8))
+    adding = time.process_time() - started
+    with FaissStore(path) as store:
+        started = time.process_time()
+        assert store.merge_from(other) == 800
+        # Reading all of them for each of them would take hundreds of times as long.
+        assert time.process_time() - started < 25 * adding
     other.close()
 
 

@@ -74,6 +74,11 @@ class Snapshot:
         """Number of changes so far."""
         return int(self.setting("generation") or 0)
 
+    @property
+    def dimension(self) -> int:
+        """Dimension of the vectors; 0 until the first are there."""
+        return int(self.setting("dimension") or 0)
+
     def count(self) -> int:
         """Number of documents."""
         return int(self._connection.execute("SELECT count(*) FROM documents").fetchone()[0])
@@ -137,6 +142,12 @@ class Snapshot:
         while block := found.fetchmany(_BLOCK):
             numbers = np.fromiter((number for number, _ in block), dtype=np.int64, count=len(block))
             yield numbers, _matrix([blob for _, blob in block], dimension)
+
+    def documents_with_vectors(self) -> Iterator[tuple[list[StoredDocument], np.ndarray]]:
+        """Blocks of all documents (n) and their vectors (n, D), in the order in which they were added."""
+        for rows, vectors in self.vectors_after(0, self.dimension):
+            found = self.documents(rows.tolist())
+            yield [found[row] for row in rows.tolist()], vectors
 
     def deleted_since(self, generation: int) -> np.ndarray:
         """Row numbers that were deleted after a generation."""

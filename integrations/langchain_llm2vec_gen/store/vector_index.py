@@ -32,8 +32,8 @@ class Plan:
     """How a search will be run.
 
     Args:
-        strategy: ``scan`` compares with every vector that the filter admits, ``selector`` lets FAISS skip the others,
-            ``full`` searches all, ``empty`` has nothing to search.
+        strategy: ``scan`` compares with every vector that may be found, ``selector`` lets FAISS skip those that the
+            filter does not admit, ``full`` searches all, ``empty`` has nothing to search.
         reason: Why.
     """
 
@@ -59,7 +59,7 @@ class VectorIndex:
         if device == "cuda" and kind.is_graph:
             raise ValueError(f"index={kind.name!r}: FAISS has no such index for GPUs; use flat, ivf or ivfpq.")
         self.kind = kind
-        self._grows = grows
+        self.grows = grows
         self._needed = kind.needed
         self._lossless = kind.lossless
         self._main: Any = None
@@ -67,6 +67,7 @@ class VectorIndex:
         self._tail = self._new_tail()
         self._deleted: set[int] = set()
         self._selector_of_alive: Any = None
+        self._passes_over: bool | None = None
         self.last_row = 0
         self._mirror = GpuMirror() if device == "cuda" else None
 
@@ -118,9 +119,9 @@ class VectorIndex:
         if not len(rows):
             return
         vectors = np.ascontiguousarray(prepared(vectors, self.kind.metric), dtype=np.float32)
-        if self._grows and self._main is None and not self._needed:
+        if self.grows and self._main is None and not self._needed:
             self._main = faiss.IndexIDMap(self.kind.empty(0))
-        target = self._main if self._grows and self._main is not None else self._tail
+        target = self._main if self.grows and self._main is not None else self._tail
         target.add_with_ids(vectors, rows)
         self.last_row = int(rows[-1])
         self._changed()
@@ -141,7 +142,7 @@ class VectorIndex:
         Args:
             blocks: Gives all rows and vectors as stored, in ascending order of rows.
         """
-        if not self._grows:
+        if not self.grows:
             return
         can_be_trained = self._main is None and 0 < self._needed <= len(self)
         mostly_deleted = len(self._deleted) > max(_MARKS_BEFORE_REBUILDING, self.main_size // 3)
@@ -162,7 +163,7 @@ class VectorIndex:
             vectors = np.concatenate([block for _, block in found]) if found else np.zeros((0, self.kind.dimension))
             rows = np.concatenate([block for block, _ in found]) if found else np.zeros(0, np.int64)
             del found
-            if count >= self._needed and self._grows:
+            if count >= self._needed and self.grows:
                 logger.info("Training the index %s on %d vectors.", self.kind.factory(count), count)
                 inner = self.kind.empty(count)
                 inner.train(_sample(prepared(vectors, self.kind.metric), inner))
@@ -181,6 +182,12 @@ class VectorIndex:
         if not len(self) or admitted == 0:
             return Plan("empty", "no document is admitted")
         if admitted is None:
+            if self._deleted and not self._can_pass_over():
+                return Plan(
+                    "scan",
+                    f"{self.factory} cannot pass over the {len(self._deleted)} vectors that are marked as deleted, so "
+                    f"the other {len(self)} are compared one by one; compact the store to have the index searched",
+                )
             return Plan("full", "no filter")
         in_memory = self._flat_storage() is not None and not self.tail_size
         limit = _SCAN_FROM_MEMORY if in_memory else _SCAN_FROM_FILE
@@ -189,6 +196,12 @@ class VectorIndex:
             limit = len(self) // 50
         if admitted <= limit:
             return Plan("scan", f"{admitted} admitted vectors are compared faster one by one (up to {limit})")
+        if not self._can_pass_over():
+            return Plan(
+                "scan",
+                f"{self.factory} cannot pass over vectors that are not admitted, so the {admitted} that are admitted "
+                "are compared one by one",
+            )
         return Plan("selector", f"more than {limit} vectors are admitted, so FAISS passes over the others")
 
     def search(
@@ -212,24 +225,16 @@ class VectorIndex:
         if plan.strategy == "empty":
             return np.zeros(0, np.int64), np.zeros(0, np.float32)
         if plan.strategy == "scan":
-            assert admitted is not None
-            return self._best(query[0], admitted, self._vectors(admitted, fetch), wanted)
+            return self._scan(query[0], wanted, admitted, fetch)
         selector = self._alive() if admitted is None else _Bitmap(admitted).selector
         depth = wanted if self._lossless else max(_OVERSAMPLE * wanted, _OVERSAMPLE_LEAST)
-        try:
-            rows, scores = self._search_main_and_tail(query, min(depth, count), selector)
-        except RuntimeError:
-            # Some kinds cannot pass over rows: then all that may be found are compared below.
-            if selector is None:
-                raise
-            rows, scores = np.zeros(0, np.int64), np.zeros(0, np.float32)
+        rows, scores = self._search_main_and_tail(query, min(depth, count), selector)
         if not self._lossless and self.main_size:
             order = np.sort(rows)
             rows, scores = self._best(query[0], order, prepared(fetch(order), self.kind.metric), wanted)
         if len(rows) < wanted:
             # The index looked only where it expected neighbours, and too few of those may be found.
-            everything = self._alive_rows() if admitted is None else admitted
-            return self._best(query[0], everything, self._vectors(everything, fetch), wanted)
+            return self._scan(query[0], wanted, admitted, fetch)
         return rows[:wanted], scores[:wanted]
 
     def _search_main_and_tail(self, query: np.ndarray, k: int, selector: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -255,6 +260,13 @@ class VectorIndex:
             order = np.argsort(-scores, kind="stable")[:k]
             rows, scores = rows[order], scores[order]
         return rows, scores
+
+    def _scan(
+        self, query: np.ndarray, k: int, admitted: np.ndarray | None, fetch: Fetch
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The nearest of all rows that may be found, compared one by one."""
+        rows = self._alive_rows() if admitted is None else admitted
+        return self._best(query, rows, self._vectors(rows, fetch), k)
 
     def _best(self, query: np.ndarray, rows: np.ndarray, vectors: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         scores = exact_scores(query, vectors, self.kind.metric)
@@ -289,6 +301,20 @@ class VectorIndex:
             gone = np.fromiter(sorted(self._deleted), dtype=np.int64)
             self._selector_of_alive = _Bitmap(gone).inverse
         return self._selector_of_alive
+
+    def _can_pass_over(self) -> bool:
+        """Whether FAISS can pass over vectors of the main index: not in every kind, which only trying tells."""
+        if not self.main_size:
+            return True
+        if self._passes_over is None:
+            nothing = _Bitmap(np.zeros(0, np.int64))
+            query = np.zeros((1, self.kind.dimension), np.float32)
+            try:
+                self._main.search(query, 1, params=search_parameters(self._main.index, 1, nothing.selector))
+                self._passes_over = True
+            except RuntimeError:
+                self._passes_over = False
+        return self._passes_over
 
     def _alive_rows(self) -> np.ndarray:
         """Rows that are not deleted, ascending."""

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import logging
 import shutil
 import tempfile
-import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,35 +17,17 @@ from langchain_core.vectorstores import VectorStore
 from tqdm.auto import tqdm
 from typing_extensions import Self
 
-from langchain_llm2vec_gen.store.database import Database, Settings, Snapshot, StoredDocument, Transaction
+from langchain_llm2vec_gen.store.agreement import agree
+from langchain_llm2vec_gen.store.database import Database, Settings, StoredDocument
 from langchain_llm2vec_gen.store.errors import StoreError
-from langchain_llm2vec_gen.store.filters import Condition, canonical, compile_filter
-from langchain_llm2vec_gen.store.index_file import drop_other_files, index_size, is_replaced, read_index, write_index
+from langchain_llm2vec_gen.store.export import export_parquet
+from langchain_llm2vec_gen.store.filters import compile_filter
+from langchain_llm2vec_gen.store.index_follower import IndexFollower
 from langchain_llm2vec_gen.store.inputs import as_ids, as_json, as_texts, as_vector, as_vectors
-from langchain_llm2vec_gen.store.kinds import Kind
-from langchain_llm2vec_gen.store.locks import ReadWriteLock
-from langchain_llm2vec_gen.store.metrics import Metric, as_metric, prepared, relevance
-from langchain_llm2vec_gen.store.mmr import diverse
-from langchain_llm2vec_gen.store.vector_index import VectorIndex
-from llm2vec_gen_st.extras import require
-
-logger = logging.getLogger(__name__)
-
-Filter = dict[str, Any]
-
-_REMEMBERED_FILTERS = 32
-_UNSAVED_AT_MOST = 20_000
-_EXPORTED_AT_ONCE = 4096
-
-
-@dataclass(frozen=True)
-class _Change:
-    """A change that this process made itself, so that its index need not read it back."""
-
-    generation: int
-    rows: np.ndarray
-    vectors: np.ndarray
-    removed: list[int]
+from langchain_llm2vec_gen.store.inspection import explain, stats
+from langchain_llm2vec_gen.store.metrics import Metric, as_metric, relevance
+from langchain_llm2vec_gen.store.searching import Filter, Searcher
+from langchain_llm2vec_gen.store.writing import Writer
 
 
 class FaissStore(VectorStore):
@@ -105,55 +81,16 @@ class FaissStore(VectorStore):
         self.path = Path(path)
         self.read_only = read_only
         self._embedding = embedding
-        self._device = device
-        self._lock = ReadWriteLock()
-        self._one_writer = threading.RLock()
-        self._filters: OrderedDict[str, tuple[int, np.ndarray]] = OrderedDict()
-        self._filters_lock = threading.Lock()
-        self._index: VectorIndex | None = None
-        self._generation = -1
-        self._unsaved = 0
-        self._temporary: Path | None = None
         self._database = Database(self.path, read_only=read_only)
         try:
-            self._agree(metric, index, verify_embedding)
-            self._sync()
+            self._agreement = agree(self._database, metric, index, embedding, verify=verify_embedding)
+            self._follower = IndexFollower(self._database, self._agreement, device=device)
+            self._follower.follow()
         except BaseException:
             self._database.close()
             raise
-
-    # Opening
-
-    def _agree(self, metric: Metric | None, index: str | None, verify_embedding: bool) -> None:
-        """Settle metric, index and embedding between what the store says and what was asked for."""
-        with self._database.reading() as snapshot:
-            found = snapshot.settings()
-        wanted = {
-            "metric": metric or found.get("metric", "cosine"),
-            "index": index or found.get("index", "flat"),
-        }
-        self._metric = as_metric(wanted["metric"])
-        self._kind_name = wanted["index"]
-        if "dimension" in found:
-            Kind(self._kind_name, int(found["dimension"]), self._metric)
-        made_by, ours = found.get("embedding"), _fingerprint(self._embedding)
-        if verify_embedding and made_by is not None and ours is not None and made_by != ours:
-            raise StoreError(
-                f"{self.path}: its vectors were made by the embedding {made_by}, and the one given is {ours}; their "
-                "vectors cannot be compared. Give the same embedding, or verify_embedding=False if you know better."
-            )
-        changed = {key: value for key, value in wanted.items() if found.get(key) != value}
-        if self.read_only:
-            if changed and "metric" in found:
-                told = ", ".join(f"{key} {found[key]!r}, not {value!r}" for key, value in changed.items())
-                raise StoreError(f"{self.path}: the store has {told}; open it without read_only to change that.")
-            return
-        if made_by is None and ours is not None:
-            changed["embedding"] = ours
-        if changed:
-            with self._database.changing() as transaction:
-                for key, value in changed.items():
-                    transaction.set(key, value)
+        self._writer = Writer(self._database, self._agreement, self._follower)
+        self._searcher = Searcher(self._follower, self._agreement.metric)
 
     @property
     def embeddings(self) -> Embeddings | None:
@@ -163,7 +100,7 @@ class FaissStore(VectorStore):
     @property
     def metric(self) -> Metric:
         """``cosine``, ``ip`` or ``l2``."""
-        return self._metric
+        return self._agreement.metric
 
     @property
     def settings(self) -> Settings:
@@ -181,60 +118,7 @@ class FaissStore(VectorStore):
         with closing(Database(Path(path), read_only=True)) as database:
             return dict(Settings(database))
 
-    # The index and the file
-
-    def _sync(self, change: _Change | None = None) -> None:
-        """Bring the index to the state of the file."""
-        with self._lock.writing():
-            while not self._synced(change):
-                logger.debug("%s: another process has replaced the index meanwhile; trying again.", self.path)
-
-    def _synced(self, change: _Change | None) -> bool:
-        """Bring the index to one snapshot of the file; False if its index file is gone because there is a newer one."""
-        with self._database.reading() as snapshot:
-            generation = snapshot.generation
-            if generation == self._generation:
-                return True
-            dimension = int(snapshot.setting("dimension") or 0)
-            with self._database.reading() as now:
-                if self._index is None and is_replaced(self.path, snapshot, now):
-                    return False
-            try:
-                if dimension:
-                    self._follow(snapshot, dimension, change)
-            except BaseException:
-                # Half a change must not be searched: the next search begins anew.
-                self._index, self._generation = None, -1
-                raise
-            self._generation = generation
-            return True
-
-    def _follow(self, snapshot: Snapshot, dimension: int, change: _Change | None) -> None:
-        """Take over what was written since the index was last brought up to date."""
-        forgotten = int(snapshot.setting("forgotten_generation") or 0)
-        if self._index is None or self._generation < forgotten:
-            self._index = self._opened_index(snapshot, dimension)
-        elif change is not None and change.generation == snapshot.generation == self._generation + 1:
-            self._index.remove(change.removed)
-            self._index.add(change.rows, change.vectors)
-        else:
-            for rows, vectors in snapshot.vectors_after(self._index.last_row, dimension):
-                self._index.add(rows, vectors)
-            self._index.remove(snapshot.deleted_since(self._generation))
-        before = self._index.trained_on
-        self._index.maintain(lambda: snapshot.vectors_after(0, dimension))
-        if self._index.trained_on != before:
-            self._unsaved = self._index.main_size
-
-    def _opened_index(self, snapshot: Snapshot, dimension: int) -> VectorIndex:
-        """The index from its file, brought up to the snapshot."""
-        kind = Kind(self._kind_name, dimension, self._metric)
-        index = VectorIndex(kind, device=self._device, grows=not self.read_only)
-        read_index(self.path, snapshot, index, mapped=self.read_only)
-        for rows, vectors in snapshot.vectors_after(index.last_row, dimension):
-            index.add(rows, vectors)
-            self._unsaved += len(rows)
-        return index
+    # The index's file
 
     def save(self) -> None:
         """Write the index to its file. The documents are safe already: this makes the next opening faster.
@@ -242,22 +126,14 @@ class FaissStore(VectorStore):
         Raises:
             StoreError: If the store is read-only.
         """
-        with self._one_writer:
-            self._sync()
-            with self._lock.reading(), self._database.changing() as transaction:
-                if self._index is not None:
-                    write_index(self.path, transaction, self._index)
-            with self._database.changing() as transaction:
-                drop_other_files(self.path, transaction)
-            self._unsaved = 0
+        self._writer.save()
 
     def close(self) -> None:
         """Save the index if it has changed, and close the file."""
         if self._database.closed:
             return
         try:
-            if not self.read_only and self._temporary is None and self._unsaved:
-                self.save()
+            self._writer.finish()
         finally:
             self._database.close()
 
@@ -299,7 +175,7 @@ class FaissStore(VectorStore):
         names, given = as_ids(ids, len(texts))
         objects = as_json(metadatas, len(texts))
         vectors = self._embed(texts, batch_size, show_progress_bar)
-        return self._write(names, given, texts, objects, vectors)
+        return self._writer.add(names, given, texts, objects, vectors)
 
     def add_embeddings(
         self,
@@ -324,7 +200,7 @@ class FaissStore(VectorStore):
         """
         texts = as_texts(texts)
         names, given = as_ids(ids, len(texts))
-        return self._write(names, given, texts, as_json(metadatas, len(texts)), as_vectors(embeddings))
+        return self._writer.add(names, given, texts, as_json(metadatas, len(texts)), as_vectors(embeddings))
 
     def _embed(self, texts: list[str], batch_size: int, show_progress_bar: bool) -> np.ndarray:
         embedding = self._needs_embedding()
@@ -344,37 +220,6 @@ class FaissStore(VectorStore):
             )
         return self._embedding
 
-    def _write(
-        self, ids: list[str], given: bool, texts: list[str], metadatas: list[str], vectors: np.ndarray
-    ) -> list[str]:
-        if len(vectors) != len(texts):
-            raise ValueError(f"There are {len(texts)} texts but {len(vectors)} embeddings.")
-        if not texts:
-            return []
-        with self._one_writer:
-            with self._database.changing() as transaction:
-                self._agree_on_dimension(transaction, vectors.shape[1])
-                replaced = list(transaction.rows_of(ids).values()) if given else []
-                generation = transaction.next_generation()
-                transaction.remove(replaced, generation)
-                rows = transaction.add(ids, texts, metadatas, vectors)
-            self._sync(_Change(generation, rows, vectors, replaced))
-            self._unsaved += len(rows)
-            if self._temporary is None and self._unsaved > max(_UNSAVED_AT_MOST, len(self) // 2):
-                self.save()
-        return ids
-
-    def _agree_on_dimension(self, transaction: Transaction, dimension: int) -> None:
-        found = transaction.setting("dimension")
-        if found is None:
-            Kind(self._kind_name, dimension, self._metric)
-            transaction.set("dimension", str(dimension))
-        elif int(found) != dimension:
-            raise ValueError(
-                f"{self.path}: the store's vectors have {found} dimensions, the ones given {dimension}. Nothing was "
-                "written; use the embedding that made the store, or a new store."
-            )
-
     def delete(self, ids: Sequence[str] | None = None, **kwargs: Any) -> bool | None:
         """Delete documents; ids that are not there are passed over.
 
@@ -387,15 +232,7 @@ class FaissStore(VectorStore):
         """
         if isinstance(ids, str):
             raise TypeError("ids must be a list of identifiers, not one text.")
-        with self._one_writer:
-            with self._database.changing() as transaction:
-                rows = transaction.rows().tolist() if ids is None else list(transaction.rows_of(list(ids)).values())
-                if not rows:
-                    return True
-                generation = transaction.next_generation()
-                transaction.remove(rows, generation)
-            nothing = np.zeros(0, np.int64), np.zeros((0, 0), np.float32)
-            self._sync(_Change(generation, *nothing, removed=rows))
+        self._writer.delete(ids)
         return True
 
     def merge_from(self, other: FaissStore) -> int:
@@ -410,47 +247,11 @@ class FaissStore(VectorStore):
         Raises:
             ValueError: If ids are in both stores, or dimension or embedding differ; nothing is written then.
         """
-        with self._one_writer, other._database.reading() as theirs:
-            dimension = int(theirs.setting("dimension") or 0)
-            if not dimension:
-                return 0
-            count = 0
-            with self._database.changing() as transaction:
-                self._agree_on_dimension(transaction, dimension)
-                makers = transaction.setting("embedding"), theirs.setting("embedding")
-                if None not in makers and makers[0] != makers[1]:
-                    raise StoreError(f"{self.path} was made by the embedding {makers[0]}, {other.path} by {makers[1]}.")
-                transaction.next_generation()
-                for rows, vectors in theirs.vectors_after(0, dimension):
-                    documents = [theirs.documents(rows.tolist())[row] for row in rows.tolist()]
-                    ids = [document.id for document in documents]
-                    if known := sorted(transaction.rows_of(ids)):
-                        raise ValueError(
-                            f"{len(known)} ids are in both stores, such as {known[0]!r}; nothing was written."
-                        )
-                    metadatas = as_json([document.metadata for document in documents], len(documents))
-                    transaction.add(ids, [document.text for document in documents], metadatas, vectors)
-                    count += len(ids)
-            self._sync()
-            self._unsaved += count
-        return count
+        return self._writer.merge(other._database)
 
     def compact(self) -> None:
         """Build the index anew without deleted documents, trained on what is there now, and shrink the files."""
-        with self._one_writer:
-            with self._database.changing() as transaction:
-                transaction.next_generation()
-                transaction.forget_deleted()
-            self._database.shrink()
-            with self._lock.writing(), self._database.reading() as snapshot:
-                dimension = int(snapshot.setting("dimension") or 0)
-                if dimension:
-                    kind = Kind(self._kind_name, dimension, self._metric)
-                    self._index = VectorIndex(kind, device=self._device)
-                    self._index.rebuild(snapshot.vectors_after(0, dimension))
-                self._generation = snapshot.generation
-            if self._temporary is None:
-                self.save()
+        self._writer.compact()
 
     # Reading
 
@@ -477,7 +278,7 @@ class FaissStore(VectorStore):
                 raise KeyError(missing[0])
             places = np.array([rows[id] for id in ids], dtype=np.int64)
             ascending = np.unique(places)
-            found = snapshot.vectors(ascending, int(snapshot.setting("dimension") or 0))
+            found = snapshot.vectors(ascending, snapshot.dimension)
         return found[np.searchsorted(ascending, places)]
 
     def ids(self, filter: Filter | None = None) -> list[str]:
@@ -523,7 +324,7 @@ class FaissStore(VectorStore):
         self, embedding: Any, k: int = 4, filter: Filter | None = None, **kwargs: Any
     ) -> list[tuple[Document, float]]:
         """The documents nearest to a vector (D), with their scores."""
-        found = self._search(as_vector(embedding), k, filter)
+        found = self._searcher.nearest(as_vector(embedding), k, filter)
         return [(_as_document(document), score) for document, score in found]
 
     def max_marginal_relevance_search(
@@ -563,74 +364,17 @@ class FaissStore(VectorStore):
         **kwargs: Any,
     ) -> list[Document]:
         """As :meth:`max_marginal_relevance_search`, for a vector (D)."""
-        query = as_vector(embedding)
-
-        def choose(snapshot: Snapshot, rows: np.ndarray) -> np.ndarray:
-            order = np.sort(rows)
-            vectors = prepared(snapshot.vectors(order, len(query)), self._metric)[np.searchsorted(order, rows)]
-            return rows[diverse(prepared(query[None], self._metric)[0], vectors, k, lambda_mult, self._metric)]
-
-        found = self._search(query, max(k, fetch_k), filter, choose=choose)
-        return [_as_document(document) for document, _ in found]
+        return [
+            _as_document(document)
+            for document in self._searcher.diverse(as_vector(embedding), k, fetch_k, lambda_mult, filter)
+        ]
 
     def _select_relevance_score_fn(self) -> Callable[[float], float]:
-        return lambda score: relevance(score, self._metric)
+        return lambda score: relevance(score, self.metric)
 
     def _anything(self) -> bool:
         with self._database.reading() as snapshot:
-            return snapshot.setting("dimension") is not None
-
-    def _search(
-        self,
-        query: np.ndarray,
-        k: int,
-        filter: Filter | None,
-        choose: Callable[[Snapshot, np.ndarray], np.ndarray] | None = None,
-    ) -> list[tuple[StoredDocument, float]]:
-        """Nearest documents and scores, in one consistent view of index and file."""
-        if k < 0:
-            raise ValueError(f"k must not be negative, got {k}.")
-        condition = None if filter is None else compile_filter(filter)
-        while True:
-            with self._lock.reading(), self._database.reading() as snapshot:
-                if snapshot.generation == self._generation:
-                    index = self._index
-                    if index is None or not k:
-                        return []
-                    self._check_query(query, index)
-                    admitted = self._admitted(snapshot, filter, condition)
-                    rows, scores = index.search(query, k, admitted, partial(snapshot.vectors, dimension=len(query)))
-                    by_row = dict(zip(rows.tolist(), scores.tolist(), strict=True))
-                    if choose is not None and len(rows):
-                        rows = choose(snapshot, rows)
-                    found = snapshot.documents(rows.tolist())
-                    return [(found[row], by_row[row]) for row in rows.tolist()]
-            # Something was written since: first bring the index up to it.
-            self._sync()
-
-    def _check_query(self, query: np.ndarray, index: VectorIndex) -> None:
-        if len(query) != index.kind.dimension:
-            raise ValueError(
-                f"{self.path}: the store's vectors have {index.kind.dimension} dimensions, the query's has "
-                f"{len(query)}."
-            )
-
-    def _admitted(self, snapshot: Snapshot, filter: Filter | None, condition: Condition | None) -> np.ndarray | None:
-        """Rows that a filter admits; remembered as long as nothing is written."""
-        if filter is None or condition is None:
-            return None
-        key, generation = canonical(filter), snapshot.generation
-        with self._filters_lock:
-            known = self._filters.get(key)
-            if known is not None and known[0] == generation:
-                self._filters.move_to_end(key)
-                return known[1]
-        rows = snapshot.rows(condition)
-        with self._filters_lock:
-            self._filters[key] = (generation, rows)
-            while len(self._filters) > _REMEMBERED_FILTERS:
-                self._filters.popitem(last=False)
-        return rows
+            return snapshot.dimension > 0
 
     # Looking into it
 
@@ -645,48 +389,11 @@ class FaissStore(VectorStore):
             ``index``, ``exact``, ``documents``, ``admitted``, ``strategy`` (``scan``, ``selector``, ``full`` or
             ``empty``), ``reason``, and the ``sql`` of the filter.
         """
-        condition = None if filter is None else compile_filter(filter)
-        self._sync()
-        with self._lock.reading(), self._database.reading() as snapshot:
-            admitted = None if condition is None else len(snapshot.rows(condition))
-            told: dict[str, Any] = {"documents": snapshot.count(), "admitted": admitted}
-            if self._index is None:
-                return {**told, "strategy": "empty", "reason": "the store is empty", "exact": True}
-            plan = self._index.plan(k, admitted)
-            return {
-                **told,
-                "index": self._index.factory,
-                "exact": self._index.exact or plan.strategy == "scan",
-                "strategy": plan.strategy,
-                "reason": plan.reason,
-                "sql": None if condition is None else condition.sql,
-            }
+        return explain(self._follower, k, filter)
 
     def stats(self) -> dict[str, Any]:
         """Counts, kind and state of the index, and sizes of the files in bytes."""
-        self._sync()
-        with self._lock.reading(), self._database.reading() as snapshot:
-            index = self._index
-            told: dict[str, Any] = {
-                "documents": snapshot.count(),
-                "dimension": None if index is None else index.kind.dimension,
-                "metric": self._metric,
-                "index": self._kind_name,
-                "embedding": snapshot.setting("embedding"),
-                "generation": snapshot.generation,
-                "store_bytes": self.path.stat().st_size,
-                "index_bytes": index_size(self.path, snapshot),
-            }
-            if index is not None:
-                told |= {
-                    "faiss": index.factory,
-                    "indexed": index.main_size,
-                    "waiting": index.tail_size,
-                    "marked_deleted": index.deleted,
-                    "exact": index.exact,
-                    "state": _state(index, self.read_only),
-                }
-            return told
+        return stats(self._follower, self._agreement)
 
     def export_parquet(self, path: str | Path) -> int:
         """Write all documents to a Parquet file: ``id``, ``text``, ``metadata`` (JSON) and ``embedding``.
@@ -700,37 +407,7 @@ class FaissStore(VectorStore):
         Raises:
             MissingExtraError: If pyarrow is not installed.
         """
-        pyarrow = require("pyarrow", extra="train", why="exporting to Parquet")
-        parquet = require("pyarrow.parquet", extra="train", why="exporting to Parquet")
-        from llm2vec_gen_st.files import write_atomically
-
-        count = 0
-
-        def write(temporary: Path) -> None:
-            nonlocal count
-            with self._database.reading() as snapshot:
-                dimension = int(snapshot.setting("dimension") or 0)
-                schema = pyarrow.schema(
-                    [
-                        *((name, pyarrow.string()) for name in ("id", "text", "metadata")),
-                        ("embedding", pyarrow.list_(pyarrow.float32(), dimension)),
-                    ]
-                )
-                with parquet.ParquetWriter(temporary, schema) as writer:
-                    for rows, vectors in snapshot.vectors_after(0, dimension) if dimension else ():
-                        found = snapshot.documents(rows.tolist())
-                        documents = [found[row] for row in rows.tolist()]
-                        columns = [
-                            pyarrow.array([document.id for document in documents]),
-                            pyarrow.array([document.text for document in documents]),
-                            pyarrow.array([json.dumps(document.metadata) for document in documents]),
-                            pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(vectors.reshape(-1)), dimension),
-                        ]
-                        writer.write_table(pyarrow.Table.from_arrays(columns, schema=schema))
-                        count += len(documents)
-
-        write_atomically(Path(path), write)
-        return count
+        return export_parquet(self._database, Path(path))
 
     # Making one
 
@@ -808,33 +485,10 @@ class FaissStore(VectorStore):
             return cls(path, embedding, metric=metric, index=index)
         folder = Path(tempfile.mkdtemp(prefix="faiss-store-"))
         store = cls(folder / "temporary.store", embedding, metric=metric, index=index)
-        store._temporary = folder
+        store._writer.saves_unasked = False
         weakref.finalize(store, shutil.rmtree, folder, ignore_errors=True)
         return store
 
 
 def _as_document(stored: StoredDocument) -> Document:
     return Document(id=stored.id, page_content=stored.text, metadata=stored.metadata)
-
-
-def _state(index: VectorIndex, read_only: bool) -> str:
-    if index.needed and not index.main_size:
-        if read_only:
-            return f"no trained index is saved; all {len(index)} vectors are searched exactly"
-        return f"exact until there are {index.needed} vectors to train {index.factory} on; there are {len(index)}"
-    if index.tail_size:
-        return f"{index.tail_size} vectors that were added since the index was saved are searched exactly beside it"
-    return "up to date"
-
-
-def _fingerprint(embedding: Embeddings | None) -> str | None:
-    """What tells one embedding from another: its own fingerprint, or its class and the name of its model."""
-    if embedding is None:
-        return None
-    own = getattr(embedding, "fingerprint", None)
-    if isinstance(own, str):
-        return own
-    names = (getattr(embedding, name, None) for name in ("model", "model_name", "model_id"))
-    model = next((name for name in names if isinstance(name, str)), None)
-    kind = f"{type(embedding).__module__}.{type(embedding).__qualname__}"
-    return kind if model is None else f"{kind}({model})"
