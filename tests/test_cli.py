@@ -23,7 +23,9 @@ from llm2vec_gen_st.files import read_rows
 from llm2vec_gen_st.responses import read_responses
 from llm2vec_gen_st.testing import tiny_backbone
 
-COMMANDS = ("demo", "encode", "decode", "respond", "train", "convert", "info", "index", "search", "ask")
+COMMANDS = (
+    "demo", "encode", "decode", "explain", "map", "respond", "train", "convert", "info", "index", "search", "ask",
+)  # fmt: skip
 TEXTS = ["where do polar bears live?", "who makes [honey]?"]
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from llm2vec_gen_st import __version__
-from llm2vec_gen_st.cli import evaluation, store, student, training
+from llm2vec_gen_st.cli import evaluation, explain, store, student, training
 from llm2vec_gen_st.cli.errors import Commands
 
 app = typer.Typer(
@@ -40,6 +40,7 @@ for command in (
     student.demo,
     student.encode,
     student.decode,
+    explain.explain,
     training.respond,
     training.train,
     student.convert,
@@ -50,3 +51,6 @@ for command in (
     evaluation.evaluate,
 ):
     app.command()(command)
+
+# Named here: a function called map would hide Python's own.
+app.command("map")(explain.map_texts)

@@ -1,0 +1,140 @@
+"""Hidden states to look at: those of the compression tokens, and those of plain text, at any layer of the LLM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedModel
+
+from llm2vec_gen_st.backbone import embedding_weight
+from llm2vec_gen_st.encoding import as_texts
+from llm2vec_gen_st.modules.groups import similar_lengths
+from llm2vec_gen_st.modules.lora import lora_enabled
+from llm2vec_gen_st.modules.truncation import count_cut, warn_once_if_cut
+
+if TYPE_CHECKING:
+    from llm2vec_gen_st.model import LLM2VecGen
+
+
+def resolved_layer(llm: PreTrainedModel, layer: int) -> int:
+    """A layer's number counted from the input.
+
+    Args:
+        llm: The causal LM, of L layers.
+        layer: 0 for the input embeddings, 1 to L for the states after that layer, -1 for the last ones (the LM head's
+            input, after the final norm), -2 for the layer before, and so on.
+
+    Returns:
+        A number from 0 to L.
+
+    Raises:
+        ValueError: If the LLM has no such layer.
+
+    Example:
+        >>> from llm2vec_gen_st.testing import tiny_backbone
+        >>> resolved_layer(tiny_backbone().llm, -1)
+        2
+    """
+    count = int(llm.config.get_text_config().num_hidden_layers)
+    if not -count - 1 <= layer <= count:
+        raise ValueError(
+            f"layer {layer}: this LLM has {count} layers, so its states are numbered from 0 (the input embeddings) to "
+            f"{count}, or from -1 (the last) to {-count - 1}."
+        )
+    return layer % (count + 1)
+
+
+def hidden_states(llm: PreTrainedModel, rows: torch.Tensor, layer: int) -> torch.Tensor:
+    """States of one layer for rows of input embeddings, padded behind; causal attention alone keeps padding out.
+
+    Args:
+        llm: The causal LM.
+        rows: Input embeddings (b, T, H).
+        layer: As in :func:`resolved_layer`.
+
+    Returns:
+        (b, T, H).
+    """
+    number = resolved_layer(llm, layer)
+    if number == resolved_layer(llm, -1):
+        last: torch.Tensor = llm.base_model(inputs_embeds=rows, use_cache=False).last_hidden_state
+        return last
+    # A list, not True: only that layer's states are kept in memory.
+    found = llm.base_model(inputs_embeds=rows, use_cache=False, output_hidden_states=[number])
+    states: torch.Tensor = found.hidden_states[number]
+    return states
+
+
+@torch.inference_mode()
+def compression_states(
+    model: LLM2VecGen,
+    texts: str | Iterable[str],
+    *,
+    layer: int = -1,
+    prompt_name: str | None = None,
+    prompt: str | None = None,
+) -> torch.Tensor:
+    """Hidden states of the compression tokens (paper, section 3), in the pass that makes the embedding.
+
+    Args:
+        model: The student.
+        texts: A string or any iterable of N strings.
+        layer: As in :func:`resolved_layer`; the last layer's states are those that the embedding is made of.
+        prompt_name: Name of the instruction.
+        prompt: The instruction itself.
+
+    Returns:
+        (N, n, H) float32 on the CPU.
+
+    Raises:
+        TypeError: If a text is not a string.
+        ValueError: If the LLM has no such layer.
+        FloatingPointError: If a state is not finite.
+
+    Example:
+        >>> from llm2vec_gen_st.testing import tiny_model
+        >>> compression_states(tiny_model(), ["bees", "rivers"], layer=1).shape
+        torch.Size([2, 4, 64])
+    """
+    transformer, llm = model.suffix_transformer, model.llm
+    found = as_texts(texts)
+    previews = [
+        model.preview(text, prompt_name=prompt_name, prompt=prompt)
+        for text in ([found] if isinstance(found, str) else found)
+    ]
+    resolved_layer(llm, layer)
+    weight = embedding_weight(llm)
+    dtype = weight.dtype if weight.dtype.is_floating_point else llm.dtype
+    suffix = transformer.suffix.to(weight.device, dtype)
+    result = torch.zeros(len(previews), transformer.compression_tokens, weight.shape[1])
+    with warn_once_if_cut(transformer.text_limit), lora_enabled(llm, True, transformer.lora is not None):
+        count_cut(sum(preview.cut for preview in previews))
+        lengths = [len(preview.token_ids) + transformer.suffix_length for preview in previews]
+        for group in similar_lengths(lengths, transformer.max_batch_tokens):
+            rows = []
+            for row in group:
+                ids = torch.tensor(previews[row].token_ids, dtype=torch.long, device=weight.device)
+                rows.append(torch.cat([llm.get_input_embeddings()(ids).to(dtype), suffix]))
+            states = hidden_states(llm, pad_sequence(rows, batch_first=True), layer)
+            for row, its_states, embedded in zip(group, states, rows, strict=True):
+                stop = len(embedded)
+                result[row] = its_states[stop - transformer.compression_tokens : stop].cpu().float()
+    check_states(result)
+    return result
+
+
+def check_states(states: torch.Tensor) -> None:
+    """Refuse hidden states (N, ..., H) that hold infinities or NaNs.
+
+    Raises:
+        FloatingPointError: If a value is not finite; names the text's position.
+    """
+    bad = (~torch.isfinite(states.flatten(1)).all(dim=1)).nonzero().flatten().tolist()
+    if bad:
+        raise FloatingPointError(
+            f"The hidden states of {len(bad)} texts are not finite; the first is text {bad[0]}. "
+            "Check the checkpoint's weights and the dtype (float16 overflows where bfloat16 does not)."
+        )
