@@ -21,6 +21,7 @@ from llm2vec_gen_st.cli.options import (
     plain,
 )
 from llm2vec_gen_st.cli.rows import TEXT_COLUMNS, input_rows, write_vectors
+from llm2vec_gen_st.cli.training import recipe_rows
 
 
 class Form(str, Enum):
@@ -127,7 +128,7 @@ def convert(
 
 
 def info(model: Model, dtype: DtypeOption = Dtype.auto) -> None:
-    """Show a model's base, fingerprint, sizes, instructions, suffix and parameter counts.
+    """Show a model's base, fingerprint, sizes, instructions, suffix, parameter counts and, if recorded, its recipe.
 
     Example:
         llm2vec-gen info llm2vec-gen-smollm2-135m
@@ -155,6 +156,7 @@ def info(model: Model, dtype: DtypeOption = Dtype.auto) -> None:
         ("trainable parameters", f"{sum(own.values()):,}"),
         ("frozen parameters", f"{frozen:,}"),
         *((f"instruction {name!r}", repr(text)) for name, text in loaded.prompts.items()),
+        *recipe_rows(model),
     ):
         table.add_row(key, plain(value))
     Console().print(table)

@@ -6,11 +6,16 @@ from collections.abc import Sequence
 from dataclasses import fields
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
-from llm2vec_gen_st.cli.options import BatchSize, Dtype, DtypeOption, model_kwargs
+from llm2vec_gen_st.cli.options import BatchSize, Dtype, DtypeOption, model_kwargs, plain
+
+if TYPE_CHECKING:
+    from llm2vec_gen_st.training import Recipe
 
 
 class PartFormat(str, Enum):
@@ -63,17 +68,32 @@ def train(
     responses: Annotated[
         Path, typer.Argument(help="Folder written by `respond`, or a .jsonl or .parquet file.", show_default=False)
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the student.")],
-    base: Annotated[str | None, typer.Option(help="The frozen LLM: hub id or directory.")] = None,
-    teacher: Annotated[
-        str | None, typer.Option(help="'self', or the name or directory of a SentenceTransformer.")
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder of the student.")] = None,
+    base: Annotated[
+        str | None, typer.Option(help="The frozen LLM: hub id or directory; the recipe's if not given.")
     ] = None,
-    recipe: Annotated[str | None, typer.Option(help="Name of a recipe; chosen by the base if not given.")] = None,
+    teacher: Annotated[
+        str | None,
+        typer.Option(
+            help="'self', the name or directory of a SentenceTransformer, or an LLM2Vec adapter; the recipe's if not "
+            "given."
+        ),
+    ] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="Name of a recipe, or a .json file; chosen by the base if not given.")
+    ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Replace a field of the recipe: key=value. Repeatable.")
     ] = None,
     start: Annotated[Path | None, typer.Option(help="Go on from a saved student instead of an untrained one.")] = None,
     partial: Annotated[bool, typer.Option("--partial", help="Accept responses that are not all written yet.")] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Show recipe, parameter counts, memory and cost, and stop; needs no weights, and no responses yet.",
+        ),
+    ] = False,
 ) -> None:
     r"""Train a student on queries and responses; the same command again goes on where it stopped.
 
@@ -81,20 +101,83 @@ def train(
         llm2vec-gen train responses --output student --teacher all-MiniLM-L6-v2 \
             --base HuggingFaceTB/SmolLM2-135M-Instruct --set epochs=2
     """
-    if not responses.exists():
+    if not (dry_run or responses.exists()):
         raise FileNotFoundError(f"{responses}: there are no responses; write them with `llm2vec-gen respond`.")
     overrides = _overrides(settings or [])
     from llm2vec_gen_st.training import Recipe
     from llm2vec_gen_st.training import train as train_student
 
-    known = {field.name for field in fields(Recipe)}
+    known = {field.name for field in fields(Recipe)} - {"base", "teacher"}
     if unknown := sorted(overrides.keys() - known):
         raise ValueError(f"--set: no recipe has the fields {unknown}; known are {sorted(known)}.")
+    if dry_run:
+        from llm2vec_gen_st.training.recipes import resolve
+
+        _show_estimate(resolve(recipe, base=base, teacher=teacher, overrides=overrides), responses, partial)
+        return
+    if output is None:
+        raise ValueError("The student needs a folder to go into: --output DIR.")
     options: dict[str, Any] = {"base": base, "teacher": teacher, "recipe": recipe, "start": start}
     options = {key: value for key, value in options.items() if value is not None}
     options.update(overrides, partial=partial)
     train_student(responses, output, **options)
     print(f"{output}: student saved; load it with LLM2VecGen({str(output)!r}).")
+
+
+def _show_estimate(recipe: Recipe, responses: Path, partial: bool) -> None:
+    """Print what a run would take."""
+    from llm2vec_gen_st.training.data import load_rows, split_held_out, student_rows
+    from llm2vec_gen_st.training.estimate import estimate
+
+    rows = None
+    if responses.exists():
+        fit, _ = split_held_out(load_rows(responses, recipe, partial=partial), recipe)
+        rows = student_rows(fit, recipe)
+    found = estimate(recipe, rows)
+    given = Table("field", "value", title="Recipe")
+    for field in fields(recipe):
+        given.add_row(field.name, plain(repr(getattr(recipe, field.name))))
+    counts = Table("", "", title="Parameters", show_header=False)
+    counts.add_row("trainable", f"{found.trainable:,}")
+    counts.add_row("frozen", f"{found.frozen:,}")
+    counts.add_row("embedding dimension", plain(f"{found.embedding_dim} ({found.dimension_source})"))
+    memory = Table("what is counted, at the longest rows", "GiB", title="Memory of one device")
+    for what, size in found.memory.items():
+        memory.add_row(plain(what), f"{size / 2**30:.2f}")
+    memory.add_section()
+    memory.add_row("together", f"{sum(found.memory.values()) / 2**30:.2f}")
+    cost = Table("stage", "steps", "tokens a step", "FLOPs a step", "tokens", "FLOPs", title="Cost on one device")
+    for stage in found.stages:
+        totals = [stage.tokens, stage.flops]
+        all_steps = ["?"] * 2 if stage.steps is None else [f"{value * stage.steps:.3g}" for value in totals]
+        steps = "?" if stage.steps is None else f"{stage.steps:,}"
+        cost.add_row(stage.name, steps, *(f"{value:.3g}" for value in totals), *all_steps)
+    lengths = (
+        f"{found.lengths.query:.0f} tokens a query, {found.lengths.response:.0f} a response: {found.lengths_source}; "
+        f"{'no rows yet' if found.rows is None else f'{found.rows:,} rows, documents included'}."
+    )
+    console = Console()
+    for part in (given, counts, memory, cost):
+        console.print(part)
+    console.print(plain(lengths))
+    console.print(
+        "Not counted: the teacher and its embeddings, ridge regressions, evaluation, and what the allocator keeps."
+    )
+
+
+def recipe_rows(student: str) -> list[tuple[str, str]]:
+    """How a student was trained, as far as its folder records it: rows of a table.
+
+    Args:
+        student: Directory, or name of a student.
+    """
+    from llm2vec_gen_st.training.record import changed_fields, read_record
+
+    record = read_record(student)
+    if record is None:
+        return []
+    rows = [(f"trained, {key}", str(record[key])) for key in ("base", "teacher", "start", "rows") if record.get(key)]
+    return rows + [(f"recipe, {name}", repr(value)) for name, value in changed_fields(record).items()]
 
 
 def _overrides(settings: Sequence[str]) -> dict[str, str]:

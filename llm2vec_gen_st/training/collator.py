@@ -9,7 +9,7 @@ import torch
 
 from llm2vec_gen_st.modules import SuffixTransformer
 from llm2vec_gen_st.modules.suffix_transformer import pad_right
-from llm2vec_gen_st.training.data import LABEL
+from llm2vec_gen_st.training.data import LABEL, NEGATIVE_LABEL, NEGATIVE_QUERY
 
 
 @dataclass
@@ -29,10 +29,16 @@ class StudentCollator:
     valid_label_columns: list[str] = field(default_factory=lambda: [LABEL])
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """Build the batch: ``query_*``, ``response_*`` and ``label``."""
+        """Build the batch: ``query_*``, ``response_*`` and ``label``.
+
+        Hard negatives, of rows that have one, stand behind the queries, and their labels behind the others.
+        """
         batch: dict[str, Any] = {}
-        query = self.transformer.preprocess([row["query"] for row in rows])
-        batch.update({f"query_{key}": value for key, value in query.items()})
+        negative_of = [number for number, row in enumerate(rows) if row.get(NEGATIVE_QUERY)]
+        texts = [row["query"] for row in rows] + [rows[number][NEGATIVE_QUERY] for number in negative_of]
+        batch.update({f"query_{key}": value for key, value in self.transformer.preprocess(texts).items()})
+        if NEGATIVE_QUERY in rows[0]:
+            batch["query_negative_of"] = torch.tensor(negative_of, dtype=torch.long)
         if self.recon_share > 0:
             chosen = rows[: max(1, round(self.recon_share * len(rows)))]
             targets = self.transformer.response_ids(
@@ -43,5 +49,8 @@ class StudentCollator:
             )
             batch.update({f"response_{key}": value for key, value in pad_right(targets).items()})
         if LABEL in rows[0]:
-            batch["label"] = torch.stack([torch.as_tensor(row[LABEL], dtype=torch.float32) for row in rows])
+            labels = [row[LABEL] for row in rows]
+            if NEGATIVE_LABEL in rows[0]:
+                labels += [rows[number][NEGATIVE_LABEL] for number in negative_of]
+            batch["label"] = torch.stack([torch.as_tensor(label, dtype=torch.float32) for label in labels])
         return batch

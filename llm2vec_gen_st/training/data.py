@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 REQUIRED = ("query", "response")
 LABEL = "label"
-KNOWN = (*REQUIRED, LABEL, "id", "flag", "response_tokens")
+NEGATIVE_QUERY = "negative_query"
+NEGATIVE_RESPONSE = "negative_response"
+NEGATIVE_LABEL = "negative_label"
+NEGATIVES = (NEGATIVE_QUERY, NEGATIVE_RESPONSE, NEGATIVE_LABEL)
+KNOWN = (*REQUIRED, LABEL, *NEGATIVES, "id", "flag", "response_tokens")
 DOCUMENT_SOURCES = ("response", "query", "sentence")
 SENTENCE_DOCUMENT = "sentence document"
 
@@ -33,15 +37,17 @@ def load_rows(data: str | Path | Dataset, recipe: Recipe, *, partial: bool = Fal
     Args:
         data: A folder of :func:`~llm2vec_gen_st.responses.write_responses`, a ``.jsonl`` or ``.parquet`` file, or a
             ``datasets.Dataset``; columns ``query`` and ``response``, optionally ``label`` (the teacher's vector),
-            ``id`` and ``flag``.
-        recipe: Decides which flags are used.
+            ``id`` and ``flag``; for the margin loss ``negative_query`` (null or empty where a row has none), and
+            optionally ``negative_response``, or ``negative_label`` beside ``label``.
+        recipe: Decides which flags are used, and whether hard negatives are.
         partial: Whether a folder whose responses are not all written yet is accepted.
 
     Returns:
         The rows, those with unwanted flags left out.
 
     Raises:
-        ValueError: If a column is missing or unknown, or no row is left; names it.
+        ValueError: If a column is missing or unknown, or no row is left; names it. If a negative query has no
+            response where others have one; names the row.
     """
     datasets = require("datasets", extra="train", why="training")
     if isinstance(data, str | Path):
@@ -68,8 +74,32 @@ def load_rows(data: str | Path | Dataset, recipe: Recipe, *, partial: bool = Fal
         rows = rows.select([row for row, flag in enumerate(rows["flag"]) if flag in wanted])
     else:
         rows = rows.add_column("flag", ["ok"] * len(rows))
+    rows = _checked_negatives(rows, recipe)
     if not len(rows):
         raise ValueError(f"No training rows are left after keeping the flags {list(recipe.include)}.")
+    return rows
+
+
+def _checked_negatives(rows: Dataset, recipe: Recipe) -> Dataset:
+    """The rows with the columns of hard negatives that this recipe uses, and no others."""
+    present = [column for column in NEGATIVES if column in rows.column_names]
+    if not recipe.margin_weight:
+        return rows.remove_columns(present)
+    if NEGATIVE_QUERY not in present:
+        raise ValueError(f"margin_weight {recipe.margin_weight} needs hard negatives: a column {NEGATIVE_QUERY!r}.")
+    if LABEL in rows.column_names:
+        if NEGATIVE_RESPONSE in present and NEGATIVE_LABEL not in present:
+            raise ValueError(
+                f"Rows whose {LABEL!r} is given need {NEGATIVE_LABEL!r} too, the teacher's embedding of each "
+                f"{NEGATIVE_RESPONSE!r}; or leave that column out."
+            )
+    elif NEGATIVE_LABEL in present:
+        raise ValueError(f"The column {NEGATIVE_LABEL!r} is of use beside a column {LABEL!r} only.")
+    queries = rows[NEGATIVE_QUERY]
+    for column in present[1:]:
+        for number, (query, value) in enumerate(zip(queries, rows[column], strict=True)):
+            if query and value is None:
+                raise ValueError(f"Row {number} has a {NEGATIVE_QUERY!r} but no {column!r}, which other rows have.")
     return rows
 
 
@@ -119,7 +149,8 @@ def student_rows(rows: Dataset, recipe: Recipe) -> Dataset:
 
     Returns:
         Dataset with ``query`` (instruction included), ``response`` (the target text), ``flag``, ``kind`` (``query``, or
-        the document's source and ``document``), and ``label`` if the rows have it.
+        the document's source and ``document``), and ``label`` if the rows have it. If the rows have hard negatives,
+        queries keep theirs, behind the query's own instruction; documents have none (an empty text).
 
     Raises:
         ValueError: If a source of documents is not known, or needs a teacher where labels are given ready-made.
@@ -143,10 +174,22 @@ def student_rows(rows: Dataset, recipe: Recipe) -> Dataset:
         flags += [flag for _, _, flag in documents]
         index += [row for row, _, _ in documents]
         kinds += [f"{source} document"] * len(documents)
-    columns = {"query": inputs, "response": targets, "flag": flags, "kind": kinds}
+    columns: dict[str, list[Any]] = {"query": inputs, "response": targets, "flag": flags, "kind": kinds}
     if labelled:
         labels = rows[LABEL]
         columns[LABEL] = [labels[row] for row in index]
+    # The host reads all columns for its statistics, and takes no nulls.
+    absent: dict[str, Any] = {NEGATIVE_QUERY: "", NEGATIVE_RESPONSE: ""}
+    for column in NEGATIVES:
+        if column in rows.column_names:
+            values = list(rows[column])
+            if column == NEGATIVE_LABEL:
+                absent[column] = [0.0] * max((len(value) for value in values if value is not None), default=0)
+            values = [absent[column] if value is None else value for value in values]
+            if column == NEGATIVE_QUERY:
+                prompted = with_prompts(values, recipe.query_prompts)
+                values = [text if value else "" for text, value in zip(prompted, values, strict=True)]
+            columns[column] = values + [absent[column]] * (len(inputs) - len(values))
     datasets = require("datasets", extra="train", why="training")
     built: Dataset = datasets.Dataset.from_dict(columns)
     return built

@@ -8,7 +8,7 @@ from typing import Any
 from llm2vec_gen_st.extras import require
 from llm2vec_gen_st.files import write_atomically, write_rows
 
-PARTS = ("alignment", "reconstruction")
+PARTS = ("alignment", "reconstruction", "margin")
 
 
 def write_log(folder: Path, history: list[dict[str, Any]]) -> None:

@@ -2,56 +2,46 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
 import os
 import shutil
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 
-from llm2vec_gen_st.backbone import SMOLLM2_ID, Backbone, load_backbone
+from llm2vec_gen_st.backbone import Backbone, load_backbone
 from llm2vec_gen_st.extras import require
 from llm2vec_gen_st.files import write_json
 from llm2vec_gen_st.losses import LLM2VecGenLoss
 from llm2vec_gen_st.model import LLM2VecGen
-from llm2vec_gen_st.teachers import teacher_embeddings
+from llm2vec_gen_st.modules.lora import lora_removed_on_failure
 from llm2vec_gen_st.training.collator import StudentCollator
-from llm2vec_gen_st.training.data import (
-    LABEL,
-    SENTENCE_DOCUMENT,
-    load_rows,
-    prepare_labels,
-    split_held_out,
-    student_rows,
-)
+from llm2vec_gen_st.training.data import LABEL, NEGATIVES, SENTENCE_DOCUMENT, load_rows, split_held_out, student_rows
 from llm2vec_gen_st.training.evaluation import ResponseRetrievalEvaluator
-from llm2vec_gen_st.training.recipes import RECIPES, Recipe, recipe_for
+from llm2vec_gen_st.training.recipes import Recipe, resolve
+from llm2vec_gen_st.training.record import RUN_FOLDER, claim
 from llm2vec_gen_st.training.report import write_log
+from llm2vec_gen_st.training.stages import RECONSTRUCTION, WHOLE, select_trainable, stages
+from llm2vec_gen_st.training.teaching import Targets, with_targets
 from llm2vec_gen_st.training.trainer import StudentTrainer
 from llm2vec_gen_st.training.warm_start import reconstruction_only, ridge_alignment, ridge_heads, suffix_from_text
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-RUN_FOLDER = "training"
 CHECKPOINTS = "checkpoints"
-WHOLE = "whole"
-RECONSTRUCTION = "reconstruction"
 
 
 def train(
     data: str | Path | Dataset,
     output_dir: str | Path,
     *,
-    base: str | Backbone = SMOLLM2_ID,
-    teacher: str | SentenceTransformer | None = "all-MiniLM-L6-v2",
-    recipe: str | Recipe | None = None,
+    base: str | Backbone | None = None,
+    teacher: str | SentenceTransformer | None = None,
+    recipe: str | Path | Recipe | None = None,
     start: str | Path | None = None,
     label_cache: str | Path | None = None,
     partial: bool = False,
@@ -63,12 +53,16 @@ def train(
 
     Args:
         data: A folder of responses, a ``.jsonl`` or ``.parquet`` file, or a dataset with the columns ``query`` and
-            ``response`` (and ``label``, the teacher's vectors, if there is no teacher).
+            ``response`` (and ``label``, the teacher's vectors, if there is no teacher); see
+            :func:`~llm2vec_gen_st.training.data.load_rows` for hard negatives.
         output_dir: Where the student goes; ``training/`` inside it holds recipe, log, loss plot and, until the run has
             ended, the checkpoints.
-        base: The frozen LLM: hub id, directory, or loaded backbone.
-        teacher: ``"self"``, or a SentenceTransformer (loaded, name or directory); not used with a ``label`` column.
-        recipe: Name in :data:`~llm2vec_gen_st.training.RECIPES` or a recipe; chosen by the base's family if not given.
+        base: The frozen LLM: hub id, directory, or loaded backbone; the recipe's if not given.
+        teacher: ``"self"``, a SentenceTransformer (loaded, name or directory), or a published LLM2Vec adapter; the
+            recipe's if not given; not used with a ``label`` column.
+        recipe: Name in :data:`~llm2vec_gen_st.training.RECIPES`, a JSON file
+            (:func:`~llm2vec_gen_st.training.recipes.load_recipe`) or a recipe; chosen by the base if not given, and
+            that of the built-in model if that is not given either.
         start: A saved student to go on from, instead of an untrained one; with ``epochs=0`` only the recipe's
             ``recon_steps`` are run.
         label_cache: SQLite file of teacher embeddings; ``training/labels.sqlite`` if not given.
@@ -84,63 +78,106 @@ def train(
         ValueError: If columns are missing or unknown (before the base is loaded), nothing would be trained, or the
             folder holds another run.
     """
-    base_id = base if isinstance(base, str) else base.reference.id
-    chosen = recipe if isinstance(recipe, Recipe) else _named(recipe or recipe_for(base_id))
-    chosen = chosen.with_overrides(overrides)
+    chosen = resolve(
+        recipe,
+        base=base.reference.id if isinstance(base, Backbone) else base,
+        teacher=teacher if isinstance(teacher, str) else None,
+        overrides=overrides,
+    )
+    assert chosen.base is not None
+    taught_by = chosen.teacher if teacher is None or isinstance(teacher, str) else teacher
     rows = load_rows(data, chosen, partial=partial)
-    if chosen.align_weight and teacher is None and LABEL not in rows.column_names:
+    if chosen.align_weight and taught_by is None and LABEL not in rows.column_names:
         raise ValueError(
             "The alignment loss needs a teacher, or a column 'label' with its vectors; or set align_weight=0."
         )
     require("accelerate", extra="train", why="training")
     output = Path(output_dir)
     run = output / RUN_FOLDER
-    _claim(run, chosen, base_id, teacher, rows, start)
+    called = taught_by if isinstance(taught_by, str) or taught_by is None else type(taught_by).__name__
+    claim(run, chosen, called, rows, start)
 
-    backbone = load_backbone(base, model_kwargs={"dtype": chosen.dtype}) if isinstance(base, str) else base
+    backbone = base if isinstance(base, Backbone) else load_backbone(chosen.base, model_kwargs={"dtype": chosen.dtype})
     fit, held = split_held_out(rows, chosen)
     dataset = student_rows(fit, chosen)
-    cache = label_cache or run / "labels.sqlite"
-    labels = mean = held_labels = None
+    targets: Targets | None = None
     if chosen.align_weight:
-        labels, mean = prepare_labels(_vectors(dataset, teacher, backbone, cache, progress), chosen)
-        dataset = _with_labels(dataset, labels)
-        if len(held):
-            held_labels, _ = prepare_labels(_vectors(held, teacher, backbone, cache, progress), chosen, mean)
-    if start is not None:
-        model = LLM2VecGen(str(start), backbone=backbone)
-    else:
-        model = LLM2VecGen.from_base(
-            backbone,
-            thought_tokens=chosen.thought_tokens,
-            compression_tokens=chosen.compression_tokens,
-            embedding_dim=backbone.hidden_size if labels is None else labels.shape[1],
-            max_seq_length=chosen.max_seq_length,
-            seed=chosen.seed,
+        cache = label_cache or run / "labels.sqlite"
+        targets = with_targets(dataset, held, chosen, taught_by, backbone, cache=cache, progress=progress)
+        dataset = targets.rows
+    labels = None if targets is None else targets.labels
+    # A backbone that the caller gave is the caller's again if anything fails.
+    with lora_removed_on_failure(backbone.llm):
+        model = _student(backbone, chosen, labels, start)
+        history = _run_stages(
+            model, chosen, dataset, labels, run, fresh=start is None, progress=progress, report_to=report_to
         )
-    stages = _stages(chosen, len(dataset))
-    started = any(_last_checkpoint(run / CHECKPOINTS / name) is not None for name, _ in stages)
-    if not started and start is None and chosen.init == "ridge":
+    if int(os.environ.get("RANK", "0")) == 0:
+        if targets is not None and targets.held_out is not None:
+            history.append({"step": history[-1]["step"], **held_out_scores(model, held, targets.held_out, chosen)})
+        write_log(run, history)
+        model.save_pretrained(str(output))
+        shutil.rmtree(run / CHECKPOINTS, ignore_errors=True)
+    return model
+
+
+def _student(backbone: Backbone, recipe: Recipe, labels: np.ndarray | None, start: str | Path | None) -> LLM2VecGen:
+    """The student to train: a saved one, or an untrained one."""
+    if start is None:
+        return LLM2VecGen.from_base(
+            backbone,
+            thought_tokens=recipe.thought_tokens,
+            compression_tokens=recipe.compression_tokens,
+            embedding_dim=backbone.hidden_size if labels is None else labels.shape[1],
+            max_seq_length=recipe.max_seq_length,
+            seed=recipe.seed,
+            lora=recipe.lora,
+        )
+    model = LLM2VecGen(str(start), backbone=backbone)
+    rank = (model.suffix_transformer.lora or {"r": 0})["r"]
+    if rank != recipe.lora_rank:
+        raise ValueError(
+            f"The student {start} has LoRA layers of rank {rank} (0 for none), but the recipe's lora_rank is "
+            f"{recipe.lora_rank}; set it to {rank}."
+        )
+    return model
+
+
+def _run_stages(
+    model: LLM2VecGen,
+    recipe: Recipe,
+    dataset: Dataset,
+    labels: np.ndarray | None,
+    run: Path,
+    *,
+    fresh: bool,
+    progress: bool,
+    report_to: str,
+) -> list[dict[str, Any]]:
+    """Run every stage to its end, from where a stopped run was; returns the log."""
+    parts = stages(recipe, len(dataset))
+    started = any(_last_checkpoint(run / CHECKPOINTS / name) is not None for name, _ in parts)
+    if not started and fresh and recipe.init == "ridge":
         if labels is None:
             raise ValueError("A ridge start fits the teacher's embeddings; without alignment use init='random'.")
-        suffix_from_text(model, chosen.suffix_text)
-        fitted = ridge_heads(model, *_ridge_rows(dataset, labels, chosen), seed=chosen.seed, progress=progress)
+        suffix_from_text(model, recipe.suffix_text)
+        fitted = ridge_heads(model, *_ridge_rows(dataset, labels, recipe), seed=recipe.seed, progress=progress)
         write_json(run / "ridge_start.json", asdict(fitted))
         print(f"Ridge start: held-out distance {fitted.held_out_loss:.3f} of the mean embedding's.", flush=True)
     _announce(model)
 
-    if chosen.gradient_checkpointing:
+    if recipe.gradient_checkpointing:
         # Renamed in newer versions of transformers, which warn of the older name.
         enable = getattr(model.llm, "activation_checkpointing_enable", None) or model.llm.gradient_checkpointing_enable
         enable()
     history: list[dict[str, Any]] = []
-    for name, stage in stages:
-        _select_trainable(model, name, chosen)
+    for name, stage in parts:
+        select_trainable(model, name, recipe)
         shown, context = dataset, cast(AbstractContextManager[None], nullcontext())
         if name == RECONSTRUCTION:
             # Sentences are parts of responses, which are there too; many as they are, they would crowd out the queries.
             shown = dataset.select(np.flatnonzero(np.array(dataset["kind"]) != SENTENCE_DOCUMENT))
-            context = reconstruction_only(model, shown["query"][: chosen.ridge_rows], progress=progress)
+            context = reconstruction_only(model, shown["query"][: recipe.ridge_rows], progress=progress)
         with context:
             trainer = _trainer(model, shown, stage, run / CHECKPOINTS / name, progress, report_to)
             checkpoint = _last_checkpoint(run / CHECKPOINTS / name)
@@ -151,17 +188,11 @@ def train(
                 trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint is not None else None)
         done = history[-1]["step"] if history else 0
         history += [{**row, "step": row["step"] + done} for row in trainer.state.log_history]
-        if name == WHOLE and chosen.ridge_refit and labels is not None:
-            end = ridge_alignment(model, *_ridge_rows(dataset, labels, chosen), seed=chosen.seed, progress=progress)
+        if name == WHOLE and recipe.ridge_refit and labels is not None:
+            end = ridge_alignment(model, *_ridge_rows(dataset, labels, recipe), seed=recipe.seed, progress=progress)
             write_json(run / "ridge_end.json", asdict(end))
             print(f"Ridge refit: held-out distance {end.held_out_loss:.3f} of the mean embedding's.", flush=True)
-    if int(os.environ.get("RANK", "0")) == 0:
-        if held_labels is not None and len(held):
-            history.append({"step": history[-1]["step"], **held_out_scores(model, held, held_labels, chosen)})
-        write_log(run, history)
-        model.save_pretrained(str(output))
-        shutil.rmtree(run / CHECKPOINTS, ignore_errors=True)
-    return model
+    return history
 
 
 def held_out_scores(model: LLM2VecGen, held: Dataset, labels: np.ndarray, recipe: Recipe) -> dict[str, float]:
@@ -173,51 +204,9 @@ def held_out_scores(model: LLM2VecGen, held: Dataset, labels: np.ndarray, recipe
     return scores
 
 
-def _named(name: str) -> Recipe:
-    if name not in RECIPES:
-        raise ValueError(f"Unknown recipe {name!r}; known are {sorted(RECIPES)}.")
-    return RECIPES[name]
-
-
-def _vectors(
-    rows: Dataset, teacher: str | SentenceTransformer | None, backbone: Backbone, cache: str | Path, progress: bool
-) -> np.ndarray:
-    if LABEL in rows.column_names:
-        return np.asarray(rows[LABEL], dtype=np.float32)
-    assert teacher is not None
-    return teacher_embeddings(list(rows["response"]), teacher, backbone=backbone, cache=cache, progress=progress)
-
-
 def _ridge_rows(rows: Dataset, labels: np.ndarray, recipe: Recipe) -> tuple[list[str], np.ndarray]:
     sample = np.random.default_rng(recipe.seed).permutation(len(rows))[: recipe.ridge_rows]
     return list(rows.select(sample)["query"]), labels[sample]
-
-
-def _with_labels(rows: Dataset, labels: np.ndarray) -> Dataset:
-    kept = rows.remove_columns(LABEL) if LABEL in rows.column_names else rows
-    return kept.add_column(LABEL, list(labels))
-
-
-def _stages(recipe: Recipe, rows: int) -> list[tuple[str, Recipe]]:
-    """The runs of the host's trainer: the whole student, then perhaps MLP_recon alone."""
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    batches = math.ceil(rows / (recipe.batch_size * processes))
-    steps = math.ceil(math.ceil(batches / recipe.gradient_accumulation) * recipe.epochs)
-    # The host would go on past the epochs for as long as max_steps says.
-    steps = min(steps, recipe.max_steps) if recipe.max_steps > 0 else steps
-    stages = [(WHOLE, replace(recipe, max_steps=steps))] if steps else []
-    if recipe.recon_steps:
-        alone = replace(recipe, max_steps=recipe.recon_steps, recon_weight=1.0, align_weight=0.0)
-        stages.append((RECONSTRUCTION, alone))
-    return stages
-
-
-def _select_trainable(model: LLM2VecGen, stage: str, recipe: Recipe) -> None:
-    head = model.response_head
-    for parameter in (model.suffix_transformer.suffix, *head.parameters()):
-        parameter.requires_grad_(stage == WHOLE)
-    if head.mlp_recon is not None and recipe.recon_steps:
-        head.mlp_recon.requires_grad_(stage == RECONSTRUCTION or recipe.recon_weight > 0)
 
 
 def _trainer(
@@ -233,7 +222,11 @@ def _trainer(
         recon_weight=recipe.recon_weight,
         align_weight=recipe.align_weight,
         align_reduction=recipe.align_reduction,
+        margin_weight=recipe.margin_weight,
+        margin_threshold=recipe.margin_threshold,
     )
+    if not recipe.margin_weight:
+        dataset = dataset.remove_columns([column for column in NEGATIVES if column in dataset.column_names])
     return StudentTrainer(
         model=model,
         args=_arguments(recipe, folder, progress, report_to),
@@ -269,29 +262,6 @@ def _arguments(recipe: Recipe, folder: Path, progress: bool, report_to: str) -> 
         report_to=report_to,
         dataloader_pin_memory=False,
     )
-
-
-def _claim(run: Path, recipe: Recipe, base: str, teacher: Any, rows: Dataset, start: str | Path | None) -> None:
-    """Record what this run is, and refuse a folder that holds another one."""
-    texts = json.dumps([list(rows["query"]), list(rows["response"])]).encode("utf-8", "backslashreplace")
-    wanted = {
-        "base": base,
-        "start": None if start is None else Path(start).name,
-        "teacher": teacher if isinstance(teacher, str) or teacher is None else type(teacher).__name__,
-        "rows": len(rows),
-        "data_sha256": hashlib.sha256(texts).hexdigest(),
-        "recipe": json.loads(json.dumps(asdict(recipe))),
-    }
-    path = run / "recipe.json"
-    if path.exists():
-        found = json.loads(path.read_text(encoding="utf-8"))
-        different = sorted(key for key in wanted if found.get(key) != wanted[key])
-        if different:
-            raise ValueError(
-                f"{run} holds another training run (different: {', '.join(different)}). Repeat its command to go on "
-                "with it, or choose another output folder."
-            )
-    write_json(path, wanted)
 
 
 def _last_checkpoint(folder: Path) -> Path | None:

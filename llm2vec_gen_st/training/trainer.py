@@ -20,8 +20,8 @@ class StudentTrainer(SentenceTransformerTrainer):
     """SentenceTransformerTrainer for students.
 
     It resumes into the model in memory instead of building a second LLM, writes checkpoints without the base model,
-    and divides losses by the tokens and rows of the whole accumulated, distributed batch, so that accumulation and
-    more processes change nothing.
+    and divides losses by the tokens, rows and hard negatives of the whole accumulated, distributed batch, so that
+    accumulation and more processes change nothing (in-batch negatives are those of one batch in all processes).
     """
 
     def get_batch_samples(
@@ -40,17 +40,16 @@ class StudentTrainer(SentenceTransformerTrainer):
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
         if not batches:
             return batches, items
-        rows = torch.tensor(float(sum(len(batch["query_input_ids"]) for batch in batches)), device=device)
-        tokens = torch.tensor(
-            float(
-                sum(int(batch["response_attention_mask"].sum()) for batch in batches if "response_input_ids" in batch)
-            ),
-            device=device,
-        )
-        counts = self.accelerator.gather(torch.stack([rows, tokens])[None]).sum(dim=0)
-        mean_rows, mean_tokens = (counts / (len(batches) * self.accelerator.num_processes)).tolist()
+        negatives = sum(len(batch.get("query_negative_of", ())) for batch in batches)
+        rows = sum(len(batch["query_input_ids"]) for batch in batches) - negatives
+        tokens = sum(int(batch["response_attention_mask"].sum()) for batch in batches if "response_input_ids" in batch)
+        counted = torch.tensor([[float(rows), float(tokens), float(negatives)]], device=device)
+        counts = self.accelerator.gather(counted).sum(dim=0)
+        mean_rows, mean_tokens, mean_negatives = (counts / (len(batches) * self.accelerator.num_processes)).tolist()
         for batch in batches:
             batch["query_mean_rows"] = torch.tensor(mean_rows)
+            if "query_negative_of" in batch:
+                batch["query_mean_negatives"] = torch.tensor(mean_negatives)
             if "response_input_ids" in batch:
                 batch["response_mean_tokens"] = torch.tensor(mean_tokens)
         return batches, items

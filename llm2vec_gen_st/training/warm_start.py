@@ -147,10 +147,25 @@ def ridge_alignment(
 
 
 @torch.no_grad()
-def _fit_alignment(model: LLM2VecGen, states: torch.Tensor, labels: np.ndarray, seed: int) -> RidgeReport:
-    head = model.response_head
-    if head.mlp_recon is None or head.mlp_align is None:
-        raise ValueError("A ridge regression sets MLP_align behind MLP_recon; this student lacks one of them.")
+def ridge_map(
+    states: torch.Tensor, labels: np.ndarray, *, seed: int = 0
+) -> tuple[torch.Tensor, torch.Tensor, RidgeReport]:
+    """The affine map from states to labels of least squared error, ridge-regularised on standardized states.
+
+    Args:
+        states: (N, H).
+        labels: (N, D).
+        seed: Seed of the split on whose smaller part the strength is chosen.
+
+    Returns:
+        Weight (D, H) and bias (D) in float64, and what was chosen.
+
+    Example:
+        >>> states = torch.randn(200, 3)
+        >>> weight, bias, report = ridge_map(states, (2 * states[:, :1] + 1).numpy())
+        >>> [round(float(value), 2) for value in (*weight[0], bias[0])]
+        [2.0, 0.0, 0.0, 1.0]
+    """
     targets = torch.as_tensor(labels).double()
     states = states.double()
     order = torch.as_tensor(np.random.default_rng(seed).permutation(len(states)))
@@ -169,8 +184,17 @@ def _fit_alignment(model: LLM2VecGen, states: torch.Tensor, labels: np.ndarray, 
         tried.append((float(loss), float(strength), weight))
     loss, strength, weight = min(tried, key=lambda item: item[0])
     folded = (weight / spread[:, None]).T
-    set_folded(model, folded, goal - folded @ center)
-    return RidgeReport(strength, loss, len(states))
+    return folded, goal - folded @ center, RidgeReport(strength, loss, len(states))
+
+
+@torch.no_grad()
+def _fit_alignment(model: LLM2VecGen, states: torch.Tensor, labels: np.ndarray, seed: int) -> RidgeReport:
+    head = model.response_head
+    if head.mlp_recon is None or head.mlp_align is None:
+        raise ValueError("A ridge regression sets MLP_align behind MLP_recon; this student lacks one of them.")
+    weight, bias, report = ridge_map(states, labels, seed=seed)
+    set_folded(model, weight, bias)
+    return report
 
 
 @contextmanager

@@ -1,28 +1,37 @@
-"""Recipes as data: the paper's numbers for each family, and those of the built-in models."""
+"""What a recipe is: one value with everything that decides a training run, apart from the data."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from llm2vec_gen_st.losses.alignment import AlignReduction
-from llm2vec_gen_st.prompts import DOCUMENT, QUERY
+from llm2vec_gen_st.losses.margin import MARGIN_THRESHOLD
+from llm2vec_gen_st.prompts import DOCUMENT
 
 SUFFIX_TEXT = (
     "\n\nHere is a short passage that says all there is to say about this.\nThe answer to this, in one word, is:"
 )
+LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides a training run, apart from data, base model and teacher.
+    """Everything that decides a training run, apart from the data.
 
     Args:
+        base: The frozen LLM, unless the caller gives another: hub id or directory.
+        teacher: The teacher, unless the caller gives another: ``self``, or the name, hub id or directory of a
+            SentenceTransformer, or of a published LLM2Vec adapter.
         thought_tokens: m (paper: 10).
         compression_tokens: n (paper: 10).
         init: ``random`` (the paper's start) or ``ridge``: suffix from ``suffix_text``, heads by ridge regression.
         ridge_rows: Rows used for the ridge regression.
         suffix_text: Text whose token embeddings start the suffix when ``init`` is ``ridge``.
+        lora_rank: Rank r of LoRA layers that the student's own pass gets, and that are trained with the rest; 0 for
+            none (paper's ablation: 8 and 32). Reconstruction, decoding and chat still use the plain LLM.
+        lora_alpha: LoRA layers are scaled by ``lora_alpha / lora_rank``; twice the rank if not given, as in the paper.
+        lora_targets: Names of the linear layers that they act on.
         learning_rate: Peak rate of AdamW.
         align_learning_rate: Peak rate of MLP_align, if another: a head set by ridge regression needs a lower one than
             the suffix.
@@ -45,6 +54,8 @@ class Recipe:
         recon_share: Share of each batch that is reconstructed; below 1 the estimate stays unbiased and costs less.
         align_weight: Weight of L_align.
         align_reduction: ``mean`` or ``sum`` over D.
+        margin_weight: Weight of L_margin, which needs hard negatives: a column ``negative_query``.
+        margin_threshold: Distance below which embeddings of different queries are pushed apart (paper: 10).
         include: Flags of the responses that are used (see :func:`~llm2vec_gen_st.responses.read_responses`).
         query_prompts: Instructions put before queries in training; row i takes the i-th in turn.
         document_prompt: Instruction put before documents.
@@ -61,15 +72,20 @@ class Recipe:
         logging_steps: Steps between log lines.
 
     Example:
-        >>> RECIPES["qwen3"].learning_rate
-        0.0003
+        >>> Recipe(learning_rate=5e-4).with_overrides({"batch_size": "16"}).batch_size
+        16
     """
 
+    base: str | None = None
+    teacher: str | None = None
     thought_tokens: int = 10
     compression_tokens: int = 10
     init: Literal["random", "ridge"] = "random"
     ridge_rows: int = 8000
     suffix_text: str = SUFFIX_TEXT
+    lora_rank: int = 0
+    lora_alpha: float | None = None
+    lora_targets: tuple[str, ...] = LINEAR_LAYERS
     learning_rate: float = 3e-4
     recon_learning_rate: float | None = None
     align_learning_rate: float | None = None
@@ -89,6 +105,8 @@ class Recipe:
     recon_share: float = 1.0
     align_weight: float = 1.0
     align_reduction: AlignReduction = "mean"
+    margin_weight: float = 0.0
+    margin_threshold: float = MARGIN_THRESHOLD
     include: tuple[str, ...] = ("ok",)
     query_prompts: tuple[str, ...] = ("",)
     document_prompt: str = DOCUMENT
@@ -102,104 +120,60 @@ class Recipe:
     save_steps: int = 200
     logging_steps: int = 10
 
+    @property
+    def lora(self) -> dict[str, Any] | None:
+        """LoRA settings of the student's first module, or ``None``.
+
+        Example:
+            >>> Recipe(lora_rank=8, lora_targets=("q_proj",)).lora
+            {'r': 8, 'lora_alpha': 16.0, 'target_modules': ['q_proj']}
+        """
+        if not self.lora_rank:
+            return None
+        alpha = 2.0 * self.lora_rank if self.lora_alpha is None else self.lora_alpha
+        return {"r": self.lora_rank, "lora_alpha": alpha, "target_modules": list(self.lora_targets)}
+
     def with_overrides(self, overrides: dict[str, Any]) -> Recipe:
         """A copy with some fields replaced.
 
         Args:
-            overrides: Field name to value; strings are converted to the field's type.
+            overrides: Field name to value; strings are converted to the field's type, lists to tuples.
 
         Raises:
-            ValueError: If a field is not known; lists the known ones.
+            ValueError: If a field is not known (lists the known ones), or a value is not of the field's type.
         """
         kinds = get_type_hints(Recipe)
-        unknown = overrides.keys() - kinds.keys()
+        known = [field.name for field in fields(Recipe)]
+        unknown = overrides.keys() - set(known)
         if unknown:
-            raise ValueError(f"Unknown recipe fields {sorted(unknown)}; known are {sorted(kinds)}.")
+            raise ValueError(f"Unknown recipe fields {sorted(unknown)}; known are {sorted(known)}.")
         return replace(self, **{name: _convert(name, value, kinds[name]) for name, value in overrides.items()})
 
 
 def _convert(name: str, value: Any, kind: Any) -> Any:
-    """A value as the field's declared type wants it; only strings, and lists for tuples, need converting."""
+    """A value as the field's declared type wants it."""
     if type(None) in get_args(kind):
-        # The only such fields are numbers.
-        return None if value in (None, "none") else _convert(name, value, float)
+        kind = next(part for part in get_args(kind) if part is not type(None))
+        return None if value in (None, "none") else _convert(name, value, kind)
     if get_origin(kind) is tuple:
         if isinstance(value, str):
             return tuple(value.split(",")) if value else ()
-        return tuple(value)
+        if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
+            return tuple(value)
+        raise ValueError(f"{name} must be a list of texts, got {value!r}.")
     if get_origin(kind) is Literal:
         if value not in get_args(kind):
             raise ValueError(f"{name} must be one of {', '.join(get_args(kind))}, got {value!r}.")
         return value
-    if not isinstance(value, str) or kind is str:
-        return value
-    if kind is bool:
-        if value.lower() not in ("true", "false"):
-            raise ValueError(f"{name} must be true or false, got {value!r}.")
+    if kind is bool and isinstance(value, str) and value.lower() in ("true", "false"):
         return value.lower() == "true"
-    try:
-        return kind(value)
-    except ValueError:
-        raise ValueError(f"{name} must be a {kind.__name__}, got {value!r}.") from None
-
-
-_SMOLLM2 = Recipe(
-    init="ridge",
-    learning_rate=1e-3,
-    align_learning_rate=5e-5,
-    recon_learning_rate=2e-3,
-    recon_steps=200,
-    ridge_refit=True,
-    warmup_steps=50,
-    align_reduction="sum",
-    ridge_rows=16000,
-    max_steps=1600,
-    recon_weight=0.0,
-    include=("ok", "cut_off"),
-    query_prompts=("", QUERY),
-    # Most texts that are compared are no longer than a sentence.
-    document_sources=("response", "query", "sentence"),
-    # The first tokens are what a soft prompt has to say; later ones follow from them, and drown them in the mean.
-    max_response_tokens=16,
-    held_out=500,
-    save_steps=100,
-)
-
-RECIPES: dict[str, Recipe] = {
-    "qwen3": Recipe(learning_rate=3e-4, gradient_checkpointing=True),
-    "qwen2.5": Recipe(learning_rate=5e-4, gradient_checkpointing=True),
-    "llama3": Recipe(learning_rate=5e-4, gradient_checkpointing=True),
-    "smollm2-135m": _SMOLLM2,
-    "smollm2-135m-self": replace(
-        _SMOLLM2,
-        document_sources=("response",),
-        center_labels=True,
-        normalize_labels=True,
-        max_steps=200,
-        recon_steps=120,
-        warmup_steps=20,
-        ridge_rows=4000,
-    ),
-}
-
-
-def recipe_for(base: str) -> str:
-    """Name of the recipe whose family a base model belongs to.
-
-    Args:
-        base: Hub id or directory of the base model.
-
-    Example:
-        >>> recipe_for("meta-llama/Llama-3.2-1B-Instruct")
-        'llama3'
-    """
-    lowered = base.lower()
-    for fragment, name in (
-        ("smollm2-135m", "smollm2-135m"),
-        ("qwen3", "qwen3"),
-        ("qwen2.5", "qwen2.5"),
-        ("llama-3", "llama3"),
-    ):
-        if fragment in lowered:
-            return name
-    return "qwen3"
+    if kind in (int, float) and isinstance(value, str):
+        try:
+            return kind(value)
+        except ValueError:
+            raise ValueError(f"{name} must be a {kind.__name__}, got {value!r}.") from None
+    accepted = (int, float) if kind is float else kind
+    if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
+        wanted = "true or false" if kind is bool else f"a {kind.__name__}"
+        raise ValueError(f"{name} must be {wanted}, got {value!r}.")
+    return value

@@ -1,0 +1,95 @@
+"""The record of a training run, which stays inside the student's folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llm2vec_gen_st.files import write_json
+from llm2vec_gen_st.modules.config import read_json_object
+from llm2vec_gen_st.training.data import NEGATIVES
+from llm2vec_gen_st.training.recipes import Recipe
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+RUN_FOLDER = "training"
+RECORD_FILE = "recipe.json"
+
+
+def claim(run: Path, recipe: Recipe, teacher: str | None, rows: Dataset, start: str | Path | None) -> None:
+    """Record what a run is, and refuse a folder that holds another one.
+
+    Args:
+        run: The run's folder.
+        recipe: Its recipe, complete.
+        teacher: What the teacher is called.
+        rows: Its rows.
+        start: The student that it goes on from.
+
+    Raises:
+        ValueError: If the folder holds another run; names what differs.
+    """
+    columns = ["query", "response", *(column for column in NEGATIVES if column in rows.column_names)]
+    texts = json.dumps([list(rows[column]) for column in columns]).encode("utf-8", "backslashreplace")
+    fields = asdict(recipe)
+    base = fields.pop("base")
+    del fields["teacher"]
+    wanted = {
+        "base": base,
+        "start": None if start is None else Path(start).name,
+        "teacher": teacher,
+        "rows": len(rows),
+        "data_sha256": hashlib.sha256(texts).hexdigest(),
+        "recipe": json.loads(json.dumps(fields)),
+    }
+    path = run / RECORD_FILE
+    if path.exists():
+        found = json.loads(path.read_text(encoding="utf-8"))
+        # A run that was recorded before a field existed is one with that field's default.
+        found["recipe"] = {**_defaults(), **found.get("recipe", {})}
+        different = sorted(key for key in wanted if found.get(key) != wanted[key])
+        if different:
+            raise ValueError(
+                f"{run} holds another training run (different: {', '.join(different)}). Repeat its command to go on "
+                "with it, or choose another output folder."
+            )
+    write_json(path, wanted)
+
+
+def read_record(student: str | Path) -> dict[str, Any] | None:
+    """The record inside a student's folder.
+
+    Args:
+        student: Directory, or name of a student.
+
+    Returns:
+        ``base``, ``teacher``, ``start``, ``rows``, ``data_sha256`` and ``recipe``; ``None`` if there is no record.
+
+    Raises:
+        CheckpointError: If there is one that cannot be read.
+    """
+    path = Path(student) / RUN_FOLDER / RECORD_FILE
+    return read_json_object(path) if path.is_file() else None
+
+
+def changed_fields(record: dict[str, Any]) -> dict[str, Any]:
+    """Fields of a record's recipe that are not the defaults.
+
+    Args:
+        record: As :func:`read_record` gives it.
+
+    Example:
+        >>> changed_fields({"recipe": {"batch_size": 8, "epochs": 1.0}})
+        {'batch_size': 8}
+    """
+    defaults = _defaults()
+    return {name: value for name, value in record["recipe"].items() if defaults.get(name) != value}
+
+
+def _defaults() -> dict[str, Any]:
+    fields: dict[str, Any] = json.loads(json.dumps(asdict(Recipe())))
+    return {name: value for name, value in fields.items() if name not in ("base", "teacher")}
