@@ -129,7 +129,7 @@ class SuffixTransformer(FrozenLLM):
 
     def _states_in_groups(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         """Hidden states (B, n, H) of the compression tokens, rows of similar length at a time."""
-        run = self._states
+        run: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = self._states
         if self.attends_to_everything(ids.shape[1] + self.suffix_length):
             if not torch.is_grad_enabled():
                 run = self._states_after_shared_start

@@ -880,6 +880,7 @@ def test_a_gpu_that_is_not_there_is_named(
 def test_the_kinds_that_need_training_are_known() -> None:
     assert kinds.Kind("PQ4x4", 16, "cosine").needed == 39 * 16
     assert kinds.Kind("IVF4,PQ4x4", 16, "cosine").needed == 39 * 16
+    assert kinds.Kind("OPQ4,PQ4x4", 16, "cosine").needed == 39 * 16
     assert kinds.Kind("IVF100,SQ8", 16, "cosine").needed == 3900
     assert kinds.Kind("hnsw", 16, "l2").needed == 0
 

@@ -82,7 +82,7 @@ class Kind:
         inverted = faiss.try_extract_index_ivf(index)
         if inverted is not None:
             points = inverted.nlist
-        if (found := re.search(r"PQ\d+(?:x(\d+))?", self.factory(0))) is not None:
+        if (found := re.search(r"(?<!O)PQ\d+(?:x(\d+))?", self.factory(0))) is not None:
             points = max(points, 2 ** int(found[1]) if found[1] else _PQ_CENTROIDS)
         return _POINTS_PER_CENTROID * points
 
