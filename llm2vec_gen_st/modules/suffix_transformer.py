@@ -11,7 +11,6 @@ from torch import nn
 from transformers import Cache
 
 from llm2vec_gen_st.backbone import Backbone, embedding_weight
-from llm2vec_gen_st.modules.frozen_llm import LORA_FILE as LORA_FILE
 from llm2vec_gen_st.modules.frozen_llm import FrozenLLM
 from llm2vec_gen_st.modules.groups import in_groups, similar_lengths
 from llm2vec_gen_st.modules.tensors import CheckpointError, load_tensors, save_tensors

@@ -12,8 +12,9 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 
 from llm2vec_gen_st.model import LLM2VecGen
+from llm2vec_gen_st.modules.frozen_llm import LORA_FILE
 from llm2vec_gen_st.modules.response_head import WEIGHTS_FILE
-from llm2vec_gen_st.modules.suffix_transformer import LORA_FILE, SUFFIX_FILE
+from llm2vec_gen_st.modules.suffix_transformer import SUFFIX_FILE
 
 
 class StudentTrainer(SentenceTransformerTrainer):

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 from llm2vec_gen_st import LLM2VecGen
 from llm2vec_gen_st.losses import LLM2VecGenLoss
+from llm2vec_gen_st.modules.frozen_llm import LORA_FILE
 from llm2vec_gen_st.modules.lora import lora_enabled, lora_parameters, weights_without_lora
-from llm2vec_gen_st.modules.suffix_transformer import LORA_FILE
 from llm2vec_gen_st.testing import tiny_backbone
 from llm2vec_gen_st.training import train
 
