@@ -66,8 +66,12 @@ def respond(
 
 def train(
     responses: Annotated[
-        Path, typer.Argument(help="Folder written by `respond`, or a .jsonl or .parquet file.", show_default=False)
-    ],
+        Path | None,
+        typer.Argument(
+            help="Folder written by `respond`, or a .jsonl or .parquet file; --dry-run goes without.",
+            show_default=False,
+        ),
+    ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder of the student.")] = None,
     base: Annotated[
         str | None, typer.Option(help="The frozen LLM: hub id or directory; the recipe's if not given.")
@@ -101,7 +105,9 @@ def train(
         llm2vec-gen train responses --output student --teacher all-MiniLM-L6-v2 \
             --base HuggingFaceTB/SmolLM2-135M-Instruct --set epochs=2
     """
-    if not (dry_run or responses.exists()):
+    if responses is None and not dry_run:
+        raise ValueError("Training needs responses; write them with `llm2vec-gen respond`, and give their folder.")
+    if responses is not None and not responses.exists():
         raise FileNotFoundError(f"{responses}: there are no responses; write them with `llm2vec-gen respond`.")
     overrides = _overrides(settings or [])
     from llm2vec_gen_st.training import Recipe
@@ -115,6 +121,7 @@ def train(
 
         _show_estimate(resolve(recipe, base=base, teacher=teacher, overrides=overrides), responses, partial)
         return
+    assert responses is not None
     if output is None:
         raise ValueError("The student needs a folder to go into: --output DIR.")
     options: dict[str, Any] = {"base": base, "teacher": teacher, "recipe": recipe, "start": start}
@@ -124,13 +131,13 @@ def train(
     print(f"{output}: student saved; load it with LLM2VecGen({str(output)!r}).")
 
 
-def _show_estimate(recipe: Recipe, responses: Path, partial: bool) -> None:
+def _show_estimate(recipe: Recipe, responses: Path | None, partial: bool) -> None:
     """Print what a run would take."""
     from llm2vec_gen_st.training.data import load_rows, split_held_out, student_rows
     from llm2vec_gen_st.training.estimate import estimate
 
     rows = None
-    if responses.exists():
+    if responses is not None:
         fit, _ = split_held_out(load_rows(responses, recipe, partial=partial), recipe)
         rows = student_rows(fit, recipe)
     found = estimate(recipe, rows)

@@ -176,9 +176,7 @@ def _dry_run(*arguments: object) -> Any:
 
 def test_command_needs_a_config_and_nothing_else(tmp_path: Path) -> None:
     tiny_backbone().llm.config.save_pretrained(tmp_path / "base")
-    result = _dry_run(
-        tmp_path / "responses", "--recipe", "qwen3-4b", "--base", tmp_path / "base", "--set", "lora_rank=4"
-    )
+    result = _dry_run("--recipe", "qwen3-4b", "--base", tmp_path / "base", "--set", "lora_rank=4")
     assert result.exit_code == 0, result.output
     for shown in ("lora_rank", "trainable", "GiB", "FLOPs a step", "ASSUMED", "no rows yet"):
         assert shown in result.output
@@ -201,11 +199,21 @@ def test_command_counts_the_rows_that_are_there(tmp_path: Path) -> None:
 
 
 def test_command_names_a_base_that_it_cannot_find(tmp_path: Path) -> None:
-    result = _dry_run(tmp_path / "responses", "--recipe", "qwen3", "--base", "no/such-model")
+    result = _dry_run("--recipe", "qwen3", "--base", "no/such-model")
     assert result.exit_code == 1
     assert "'no/such-model'" in result.output
     assert "config.json" in result.output
     assert "Traceback" not in result.output
+
+
+def test_command_names_responses_that_are_not_there(tmp_path: Path) -> None:
+    for arguments in ([tmp_path / "typo"], [tmp_path / "typo", "--dry-run"]):
+        result = CliRunner().invoke(app, ["train", *map(str, arguments)])
+        assert result.exit_code == 1
+        assert "typo" in result.output
+    without = CliRunner().invoke(app, ["train", "--output", str(tmp_path / "student")])
+    assert without.exit_code == 1
+    assert "needs responses" in without.output
 
 
 def test_info_shows_a_students_recipe(tmp_path: Path) -> None:
