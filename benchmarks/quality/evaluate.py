@@ -54,7 +54,7 @@ def mean_pooling(backbone: Backbone) -> Embed:
 
 def behind(model: LLM2VecGen, prompt: str) -> Embed:
     """The student, every text behind one instruction."""
-    return lambda texts: model.encode(list(texts), prompt=prompt, batch_size=64, show_progress_bar=True)  # type: ignore[return-value]
+    return lambda texts: model.encode(list(texts), prompt=prompt, batch_size=64, show_progress_bar=True)
 
 
 def in_batches(embed: Embed, batch_size: int = 64) -> Embed:
@@ -79,6 +79,9 @@ def main(
     output: Path | None = None,
 ) -> None:
     """Print one table, and write it as JSON."""
+    students = students or ["llm2vec-gen-smollm2-135m", "llm2vec-gen-smollm2-135m-self"]
+    if len({Path(name).name for name in students}) < len(students):
+        raise typer.BadParameter("two students have the same name, and would share a row; rename one's directory")
     backbone = load_backbone(SMOLLM2_ID, model_kwargs={"dtype": dtype})
     systems: dict[str, tuple[Embed, Embed]] = {
         name: (embed, embed)
@@ -88,7 +91,7 @@ def main(
             ("all-MiniLM-L6-v2", in_batches(load_teacher("all-MiniLM-L6-v2").embed)),
         )
     }
-    for name in students or ["llm2vec-gen-smollm2-135m", "llm2vec-gen-smollm2-135m-self"]:
+    for name in students:
         model = LLM2VecGen(name, backbone=backbone)
         if split == "test":
             systems[Path(name).name] = (behind(model, ROUTES[sts_route]), behind(model, ROUTES[banking_route]))

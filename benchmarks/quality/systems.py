@@ -146,7 +146,8 @@ def with_affine(model: SentenceTransformer, weight: torch.Tensor, bias: torch.Te
     with torch.no_grad():
         dense.linear.weight.copy_(weight.float())
         dense.linear.bias.copy_(bias.float())
-    made = SentenceTransformer(modules=[*model, dense.to(model.device)], prompts=model.prompts)
+    prompts = {name: text for name, text in model.prompts.items() if text is not None}
+    made = SentenceTransformer(modules=[*model, dense.to(model.device)], prompts=prompts)
     made.default_prompt_name = model.default_prompt_name
     return made
 
@@ -162,9 +163,9 @@ class System:
 
     Args:
         make: Makes it.
-        passes: Forward passes of the LLM for one query.
+        passes: Forward passes of the LLM over the texts of one query, tokens that it writes apart.
         generated: Tokens that the LLM writes for one query.
-        learned: Whether it learns from the queries.
+        learned: Whether it learned from the queries.
         instructions: Instructions by mteb's names of prompts; the system's own if not given.
     """
 
@@ -195,7 +196,8 @@ SYSTEMS: dict[str, System] = {
             cache=shop.folder / "hyde.sqlite",
             prompts=built_in_instructions(),
         ),
-        passes=2,
+        # The prompt, then the query and the answer as the encoder reads them.
+        passes=3,
         generated=HYDE_TOKENS,
         learned=False,
     ),
@@ -213,5 +215,5 @@ SYSTEMS: dict[str, System] = {
     "llm2vec": System(Workshop.llm2vec),
     "student of llm2vec": System(lambda shop: shop.student("of-llm2vec", shop.llm2vec())),
     "student of minilm": System(lambda shop: LLM2VecGen("llm2vec-gen-smollm2-135m", backbone=shop.backbone())),
-    "all-MiniLM-L6-v2": System(lambda shop: minilm(), passes=0),
+    "all-MiniLM-L6-v2": System(lambda shop: minilm(), passes=0, learned=False),
 }

@@ -43,7 +43,7 @@ def banking77(
     """
     train = list(read_jsonl(folder / "train.jsonl.gz"))
     taken: dict[int, list[dict[str, object]]] = {}
-    others = []
+    others: list[dict[str, object]] = []
     for position in np.random.default_rng(seed).permutation(len(train)):
         chosen = taken.setdefault(int(train[position]["label"]), [])
         (chosen if len(chosen) < per_class else others).append(train[position])

@@ -21,6 +21,7 @@ from llm2vec_gen_st.backbone import Backbone
 from llm2vec_gen_st.baselines.llm_module import LLMModule, encoder_of
 from llm2vec_gen_st.extras import require
 from llm2vec_gen_st.files import write_json
+from llm2vec_gen_st.host_checkpoints import last_checkpoint, steps_done
 from llm2vec_gen_st.modules.frozen_llm import LORA_FILE
 from llm2vec_gen_st.modules.lora import lora_removed_on_failure
 
@@ -198,8 +199,8 @@ def fit(
                 loss=loss,
                 data_collator=cast(Any, collator),
             )
-            checkpoint = _last_checkpoint(folder / CHECKPOINTS)
-            if checkpoint is not None and _step(checkpoint) >= stage.steps:
+            checkpoint = last_checkpoint(folder / CHECKPOINTS)
+            if checkpoint is not None and steps_done(checkpoint) >= stage.steps:
                 # The host would take one more step than asked for.
                 trainer.restore(checkpoint)
             else:
@@ -309,13 +310,3 @@ def _arguments(stage: StageSettings, folder: Path, progress: bool) -> SentenceTr
         disable_tqdm=not progress,
         report_to="none",
     )
-
-
-def _last_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint that was written to its end: the host writes its state last."""
-    found = [path for path in folder.glob("checkpoint-*") if (path / TRAINER_STATE_NAME).exists()]
-    return max(found, key=_step, default=None)
-
-
-def _step(checkpoint: Path) -> int:
-    return int(checkpoint.name.rpartition("-")[2])

@@ -15,6 +15,7 @@ from sentence_transformers import SentenceTransformer, SentenceTransformerTraini
 from llm2vec_gen_st.backbone import Backbone, load_backbone
 from llm2vec_gen_st.extras import require
 from llm2vec_gen_st.files import write_json
+from llm2vec_gen_st.host_checkpoints import last_checkpoint, steps_done
 from llm2vec_gen_st.losses import LLM2VecGenLoss
 from llm2vec_gen_st.model import LLM2VecGen
 from llm2vec_gen_st.modules.lora import lora_removed_on_failure
@@ -156,7 +157,7 @@ def _run_stages(
 ) -> list[dict[str, Any]]:
     """Run every stage to its end, from where a stopped run was; returns the log."""
     parts = stages(recipe, len(dataset))
-    started = any(_last_checkpoint(run / CHECKPOINTS / name) is not None for name, _ in parts)
+    started = any(last_checkpoint(run / CHECKPOINTS / name) is not None for name, _ in parts)
     if not started and fresh and recipe.init == "ridge":
         if labels is None:
             raise ValueError("A ridge start fits the teacher's embeddings; without alignment use init='random'.")
@@ -180,8 +181,8 @@ def _run_stages(
             context = reconstruction_only(model, shown["query"][: recipe.ridge_rows], progress=progress)
         with context:
             trainer = _trainer(model, shown, stage, run / CHECKPOINTS / name, progress, report_to)
-            checkpoint = _last_checkpoint(run / CHECKPOINTS / name)
-            if checkpoint is not None and _step(checkpoint) >= stage.max_steps:
+            checkpoint = last_checkpoint(run / CHECKPOINTS / name)
+            if checkpoint is not None and steps_done(checkpoint) >= stage.max_steps:
                 # The host would take one more step than asked for.
                 trainer.restore(checkpoint)
             else:
@@ -262,16 +263,6 @@ def _arguments(recipe: Recipe, folder: Path, progress: bool, report_to: str) -> 
         report_to=report_to,
         dataloader_pin_memory=False,
     )
-
-
-def _last_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint that was written to its end: the host writes ``trainer_state.json`` last."""
-    found = [path for path in folder.glob("checkpoint-*") if (path / "trainer_state.json").exists()]
-    return max(found, key=_step, default=None)
-
-
-def _step(checkpoint: Path) -> int:
-    return int(checkpoint.name.rpartition("-")[2])
 
 
 def _announce(model: LLM2VecGen) -> None:

@@ -157,7 +157,7 @@ class Pairs(AbsTaskSTS):
         rows = [("bees", "honey", 1.0), ("bears", "ice", 4.0), ("sea", "sea", 5.0)]
         columns = zip(*rows, strict=True)
         table = dict(zip(("sentence1", "sentence2", "score"), map(list, columns), strict=True))
-        self.dataset = datasets.DatasetDict({"test": datasets.Dataset.from_dict(table)})  # type: ignore[assignment]
+        self.dataset = datasets.DatasetDict({"test": datasets.Dataset.from_dict(table)})
         self.data_loaded = True
 
 

@@ -137,7 +137,7 @@ def wrong_header(files: Any, place: Path) -> None:
 
 def wrong_grade(files: Any, place: Path) -> None:
     files.retrieval(place)
-    files.qrels(place / "qrels.tsv", [("q0", "d0", 1), ("q1", "d1", "high")])  # type: ignore[list-item]
+    files.qrels(place / "qrels.tsv", [("q0", "d0", 1), ("q1", "d1", "high")])
 
 
 def no_qrels(files: Any, place: Path) -> None:

@@ -319,7 +319,7 @@ def test_a_long_sentence_is_cut_around_the_token() -> None:
 
 def test_a_token_that_the_tokenizer_puts_in_front_is_read_but_not_kept(tmp_path: Path) -> None:
     backbone = tiny_backbone()
-    backbone.tokenizer.backend_tokenizer.post_processor = TemplateProcessing(  # type: ignore[attr-defined]
+    backbone.tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
         single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)]
     )
     model = tiny_model(backbone=backbone)

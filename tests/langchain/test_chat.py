@@ -626,7 +626,7 @@ def test_what_identifies_the_model_is_small_and_changes_with_its_settings(chat: 
 def test_the_backbone_stays_as_it_was(chat: ChatLLM2VecGen) -> None:
     backbone: Backbone = MODEL.backbone
     config = backbone.llm.generation_config.to_dict() if backbone.llm.generation_config else None
-    before = backbone.tokenizer.backend_tokenizer.to_str()  # type: ignore[attr-defined]
+    before = backbone.tokenizer.backend_tokenizer.to_str()
     chat.invoke(QUESTION, temperature=0.5)
-    assert backbone.tokenizer.backend_tokenizer.to_str() == before  # type: ignore[attr-defined]
+    assert backbone.tokenizer.backend_tokenizer.to_str() == before
     assert (backbone.llm.generation_config.to_dict() if backbone.llm.generation_config else None) == config

@@ -75,6 +75,13 @@ def test_an_unknown_model_gets_its_familys_settings_and_no_teacher() -> None:
         assert resolve(None, base=base).teacher is None
 
 
+def test_a_model_of_no_known_family_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+    for base, warned in (("x/y", True), ("my/Qwen2.5-14B", False)):
+        caplog.clear()
+        recipe_for(base)
+        assert [base in record.getMessage() for record in caplog.records] == [True] * warned
+
+
 def test_a_file_extends_a_recipe_or_another_file(tmp_path: Path) -> None:
     (tmp_path / "mine.json").write_text(json.dumps({"extends": "qwen3-4b", "lora_rank": 8, "comment": "mine"}))
     (tmp_path / "more").mkdir()

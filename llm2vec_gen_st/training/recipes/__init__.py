@@ -23,6 +23,7 @@ hard negatives (Table 10)             ``margin_weight=1 document_sources=respons
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,11 +31,14 @@ from typing import Any
 from llm2vec_gen_st.training.recipes.reading import load_recipe, shipped_names
 from llm2vec_gen_st.training.recipes.recipe import SUFFIX_TEXT, Recipe
 
+logger = logging.getLogger(__name__)
+
 __all__ = ["RECIPES", "SUFFIX_TEXT", "Recipe", "load_recipe", "recipe_for", "resolve"]
 
 RECIPES: dict[str, Recipe] = {name: load_recipe(name) for name in shipped_names()}
 
 DEFAULT = "smollm2-135m"
+FALLBACK = "qwen3"
 
 _FAMILIES = (
     ("smollm2-135m", "smollm2-135m"),
@@ -45,7 +49,7 @@ _FAMILIES = (
 
 
 def recipe_for(base: str) -> str:
-    """Name of the recipe for a base model: the one of that very model, or else of its family.
+    """Name of the recipe for a base model: its own, or its family's, or else, with a warning, Qwen-3's.
 
     Args:
         base: Hub id or directory of the base model.
@@ -59,7 +63,10 @@ def recipe_for(base: str) -> str:
     if own:
         # Several built-in models may share one; the plain name is the shortest.
         return min(own, key=len)
-    return next((name for fragment, name in _FAMILIES if fragment in base.lower()), "qwen3")
+    family = next((name for fragment, name in _FAMILIES if fragment in base.lower()), None)
+    if family is None:
+        logger.warning("There is no recipe for %s; that of %s is used. Name one to choose.", base, FALLBACK)
+    return family or FALLBACK
 
 
 def resolve(
