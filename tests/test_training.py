@@ -14,8 +14,6 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from hypothesis import given
-from hypothesis import strategies as st
 
 from llm2vec_gen_st import LLM2VecGen
 from llm2vec_gen_st.interpret import decode_ids
@@ -25,7 +23,6 @@ from llm2vec_gen_st.training import RECIPES, Recipe, StudentCollator, ridge_head
 from llm2vec_gen_st.training.data import (
     load_rows,
     prepare_labels,
-    sentences,
     split_held_out,
     student_rows,
     with_prompts,
@@ -444,31 +441,10 @@ def test_document_rows_are_their_own_targets() -> None:
     assert built["flag"] == ["ok", "cut_off", "ok", "cut_off", "ok", "ok"]
 
 
-def test_sentences_of_responses_are_documents_once() -> None:
-    """Each different sentence is a document; only one that the response was broken off in counts as cut off."""
-    texts = ["Bees dance for each other. They tell where food is. It is far", "Bees dance for each other. Yes."]
-    data = rows(2).remove_columns(["label", "response"]).add_column("response", texts)
-    data = data.add_column("flag", ["cut_off", "ok"])
-    built = student_rows(data, TINY.with_overrides({"document_sources": ("sentence",)}))
-    assert built["response"][2:] == ["Bees dance for each other.", "They tell where food is."]
-    assert built["kind"] == ["query", "query", "sentence document", "sentence document"]
-    longer = student_rows(
-        data.map(lambda row: {"response": row["response"] + " away from here"}),
-        TINY.with_overrides({"document_sources": ("sentence",)}),
-    )
-    assert dict(zip(longer["response"], longer["flag"], strict=True))["It is far away from here"] == "cut_off"
-    assert longer["flag"][2:4] == ["ok", "ok"]
+def test_unknown_sources_of_documents_are_named() -> None:
+    """A source that is not known is refused."""
     with pytest.raises(ValueError, match="paragraph"):
-        student_rows(data, TINY.with_overrides({"document_sources": ("paragraph",)}))
-
-
-@given(st.text())
-def test_sentences_lose_only_short_ones(text: str) -> None:
-    """Every sentence stands in the text, in order, and has four words or more."""
-    found, end = sentences(text), 0
-    for sentence in found:
-        end = text.index(sentence, end) + len(sentence)
-        assert len(sentence.split()) >= 4
+        student_rows(rows(2), TINY.with_overrides({"document_sources": ("paragraph",)}))
 
 
 def test_labels_are_centred_with_the_training_mean() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,11 +23,7 @@ NEGATIVE_RESPONSE = "negative_response"
 NEGATIVE_LABEL = "negative_label"
 NEGATIVES = (NEGATIVE_QUERY, NEGATIVE_RESPONSE, NEGATIVE_LABEL)
 KNOWN = (*REQUIRED, LABEL, *NEGATIVES, "id", "flag", "response_tokens")
-DOCUMENT_SOURCES = ("response", "query", "sentence")
-SENTENCE_DOCUMENT = "sentence document"
-
-_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
-_SENTENCE_WORDS = 4
+DOCUMENT_SOURCES = ("response", "query")
 
 
 def load_rows(data: str | Path | Dataset, recipe: Recipe, *, partial: bool = False) -> Dataset:
@@ -148,9 +143,9 @@ def student_rows(rows: Dataset, recipe: Recipe) -> Dataset:
         recipe: Instructions, and which texts serve as documents too.
 
     Returns:
-        Dataset with ``query`` (instruction included), ``response`` (the target text), ``flag``, ``kind`` (``query``, or
-        the document's source and ``document``), and ``label`` if the rows have it. If the rows have hard negatives,
-        queries keep theirs, behind the query's own instruction; documents have none (an empty text).
+        Dataset with ``query`` (instruction included), ``response`` (the target text), ``flag``, and ``label`` if
+        the rows have it. If the rows have hard negatives, queries keep theirs, behind the query's own instruction;
+        documents have none (an empty text).
 
     Raises:
         ValueError: If a source of documents is not known, or needs a teacher where labels are given ready-made.
@@ -166,15 +161,13 @@ def student_rows(rows: Dataset, recipe: Recipe) -> Dataset:
         )
     inputs = with_prompts(rows["query"], recipe.query_prompts)
     targets, flags, index = list(rows["response"]), list(rows["flag"]), list(range(len(rows)))
-    kinds = ["query"] * len(rows)
     for source in recipe.document_sources:
         documents = _documents(rows, source)
         inputs += [recipe.document_prompt + text for _, text, _ in documents]
         targets += [text for _, text, _ in documents]
         flags += [flag for _, _, flag in documents]
         index += [row for row, _, _ in documents]
-        kinds += [f"{source} document"] * len(documents)
-    columns: dict[str, list[Any]] = {"query": inputs, "response": targets, "flag": flags, "kind": kinds}
+    columns: dict[str, list[Any]] = {"query": inputs, "response": targets, "flag": flags}
     if labelled:
         labels = rows[LABEL]
         columns[LABEL] = [labels[row] for row in index]
@@ -195,33 +188,11 @@ def student_rows(rows: Dataset, recipe: Recipe) -> Dataset:
     return built
 
 
-def sentences(text: str) -> list[str]:
-    r"""Sentences of a text, its lines apart, those of fewer than four words left out.
-
-    Args:
-        text: The text.
-
-    Example:
-        >>> sentences("Bees dance for each other. Why?\n- They tell where food is.")
-        ['Bees dance for each other.', '- They tell where food is.']
-    """
-    parts = (part.strip() for part in _SENTENCE_END.split(text))
-    return [part for part in parts if len(part.split()) >= _SENTENCE_WORDS]
-
-
 def _documents(rows: Dataset, source: str) -> list[tuple[int, str, str]]:
     """Row, text and flag of each document that a source gives."""
     if source == "query":
         return [(row, text, "ok") for row, text in enumerate(rows["query"])]
-    responses = list(zip(rows["response"], rows["flag"], strict=True))
-    if source == "response":
-        return [(row, text, flag) for row, (text, flag) in enumerate(responses)]
-    found: dict[str, tuple[int, str, str]] = {}
-    for row, (text, flag) in enumerate(responses):
-        for part in sentences(text):
-            # What was broken off in the response is broken off in its last sentence only. LLMs repeat themselves.
-            found.setdefault(part, (row, part, flag if text.rstrip().endswith(part) else "ok"))
-    return list(found.values())
+    return list(zip(range(len(rows)), rows["response"], rows["flag"], strict=True))
 
 
 def with_prompts(queries: Sequence[str], prompts: Sequence[str]) -> list[str]:

@@ -20,7 +20,7 @@ from llm2vec_gen_st.losses import LLM2VecGenLoss
 from llm2vec_gen_st.model import LLM2VecGen
 from llm2vec_gen_st.modules.lora import lora_removed_on_failure
 from llm2vec_gen_st.training.collator import StudentCollator
-from llm2vec_gen_st.training.data import LABEL, NEGATIVES, SENTENCE_DOCUMENT, load_rows, split_held_out, student_rows
+from llm2vec_gen_st.training.data import LABEL, NEGATIVES, load_rows, split_held_out, student_rows
 from llm2vec_gen_st.training.evaluation import ResponseRetrievalEvaluator
 from llm2vec_gen_st.training.recipes import Recipe, resolve
 from llm2vec_gen_st.training.record import RUN_FOLDER, claim
@@ -174,13 +174,11 @@ def _run_stages(
     history: list[dict[str, Any]] = []
     for name, stage in parts:
         select_trainable(model, name, recipe)
-        shown, context = dataset, cast(AbstractContextManager[None], nullcontext())
+        context = cast(AbstractContextManager[None], nullcontext())
         if name == RECONSTRUCTION:
-            # Sentences are parts of responses, which are there too; many as they are, they would crowd out the queries.
-            shown = dataset.select(np.flatnonzero(np.array(dataset["kind"]) != SENTENCE_DOCUMENT))
-            context = reconstruction_only(model, shown["query"][: recipe.ridge_rows], progress=progress)
+            context = reconstruction_only(model, dataset["query"][: recipe.ridge_rows], progress=progress)
         with context:
-            trainer = _trainer(model, shown, stage, run / CHECKPOINTS / name, progress, report_to)
+            trainer = _trainer(model, dataset, stage, run / CHECKPOINTS / name, progress, report_to)
             checkpoint = last_checkpoint(run / CHECKPOINTS / name)
             if checkpoint is not None and steps_done(checkpoint) >= stage.max_steps:
                 # The host would take one more step than asked for.

@@ -59,9 +59,8 @@ class Recipe:
         include: Flags of the responses that are used (see :func:`~llm2vec_gen_st.responses.read_responses`).
         query_prompts: Instructions put before queries in training; row i takes the i-th in turn.
         document_prompt: Instruction put before documents.
-        document_sources: Texts that also serve as documents (``response``, ``query``, ``sentence``: the different
-            sentences of responses): the instruction and the text are the input, and the text itself the target, so
-            that the document route is trained too.
+        document_sources: Texts that also serve as documents (``response``, ``query``): the instruction and the text
+            are the input, and the text itself the target, so that the document route is trained too.
         center_labels: Subtract the mean teacher embedding from all of them.
         normalize_labels: Scale teacher embeddings to length 1 (after centring).
         held_out: Queries kept out of training for evaluation; at most a fifth of them.
