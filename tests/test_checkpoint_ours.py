@@ -388,7 +388,6 @@ def test_names_stand_for_base_models_and_checkpoints() -> None:
     assert len({model.name for model in KNOWN_MODELS}) == len(KNOWN_MODELS)
     for model in KNOWN_MODELS:
         assert (model.hub_id is None) != (model.folder is None)
-        assert model.learning_rate == (3e-4 if "qwen3" in model.name else 5e-4)
     known = find_known("LLM2Vec-Gen-Qwen3-0.6B")
     assert known is not None
     assert known.hub_id == "McGill-NLP/LLM2Vec-Gen-Qwen3-06B"
@@ -432,7 +431,7 @@ def test_a_built_in_model_is_only_warned_about_its_base_without_the_package(
     assert "0" * 16 in caplog.text
     with pytest.raises(CheckpointError, match="not part of this installation"):
         load_checkpoint("llm2vec-gen-smollm2-135m-self", LoadOptions())
-    assert KnownModel("a", SMOLLM2_ID, 1.0).folder == tmp_path / "a"
+    assert KnownModel("a", SMOLLM2_ID).folder == tmp_path / "a"
 
 
 LORA = {"r": 4, "lora_alpha": 8, "lora_dropout": 0.0, "target_modules": ["q_proj", "down_proj"]}

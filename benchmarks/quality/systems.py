@@ -72,8 +72,8 @@ class Workshop:
                 self.backbone(),
                 list(self.rows["response"]),
                 folder,
-                mntp=replace(MNTP_STAGE, steps=self.mntp_steps, max_seq_length=128, learning_rate=2e-4),
-                simcse=replace(SIMCSE_STAGE, steps=self.simcse_steps, max_seq_length=64, batch_size=64),
+                mntp=replace(MNTP_STAGE, steps=self.mntp_steps, max_seq_length=64, learning_rate=2e-4),
+                simcse=replace(SIMCSE_STAGE, steps=self.simcse_steps, max_seq_length=32, batch_size=64),
             )
         return llm2vec(folder, base=self.backbone())
 
@@ -177,6 +177,8 @@ class System:
 
 
 HYDE_TOKENS = 64
+# The recipe's second stage trains decoding alone and leaves every embedding as it is.
+EMBEDDING_ONLY = {"recon_steps": 0}
 
 SYSTEMS: dict[str, System] = {
     "mean": System(lambda shop: build("mean", shop.backbone()), learned=False),
@@ -207,13 +209,15 @@ SYSTEMS: dict[str, System] = {
     "ridge start, self": System(Workshop.ridge_student),
     "student of self": System(lambda shop: LLM2VecGen("llm2vec-gen-smollm2-135m-self", backbone=shop.backbone())),
     "student of self, random start": System(
-        lambda shop: shop.student("self-random", "self", init="random", learning_rate=1e-3, align_learning_rate=None)
+        lambda shop: shop.student(
+            "self-random", "self", init="random", learning_rate=1e-3, align_learning_rate=None, **EMBEDDING_ONLY
+        )
     ),
     "student of self, both losses at once": System(
         lambda shop: shop.student("self-both", "self", recon_weight=1.0, recon_steps=0, recon_share=0.25)
     ),
     "llm2vec": System(Workshop.llm2vec),
-    "student of llm2vec": System(lambda shop: shop.student("of-llm2vec", shop.llm2vec())),
+    "student of llm2vec": System(lambda shop: shop.student("of-llm2vec", shop.llm2vec(), **EMBEDDING_ONLY)),
     "student of minilm": System(lambda shop: LLM2VecGen("llm2vec-gen-smollm2-135m", backbone=shop.backbone())),
     "all-MiniLM-L6-v2": System(lambda shop: minilm(), passes=0, learned=False),
 }

@@ -17,13 +17,11 @@ class KnownModel:
     Args:
         name: Our name.
         base_id: Hub id of its base model.
-        learning_rate: Learning rate of its training (paper, appendix).
         tag: How the authors spell the base model in their hub ids; ``None`` for a built-in model.
     """
 
     name: str
     base_id: str
-    learning_rate: float
     tag: str | None = None
 
     @property
@@ -45,19 +43,19 @@ class KnownModel:
 
 
 KNOWN_MODELS: tuple[KnownModel, ...] = (
-    KnownModel("llm2vec-gen-smollm2-135m", SMOLLM2_ID, 5e-4),
-    KnownModel("llm2vec-gen-smollm2-135m-self", SMOLLM2_ID, 5e-4),
-    KnownModel("llm2vec-gen-qwen3-0.6b", "Qwen/Qwen3-0.6B", 3e-4, "Qwen3-06B"),
-    KnownModel("llm2vec-gen-qwen3-1.7b", "Qwen/Qwen3-1.7B", 3e-4, "Qwen3-17B"),
-    KnownModel("llm2vec-gen-qwen3-4b", "Qwen/Qwen3-4B", 3e-4, "Qwen3-4B"),
-    KnownModel("llm2vec-gen-qwen3-8b", "Qwen/Qwen3-8B", 3e-4, "Qwen3-8B"),
-    KnownModel("llm2vec-gen-qwen2.5-0.5b", "Qwen/Qwen2.5-0.5B-Instruct", 5e-4, "Qwen25-05B-Instruct"),
-    KnownModel("llm2vec-gen-qwen2.5-1.5b", "Qwen/Qwen2.5-1.5B-Instruct", 5e-4, "Qwen25-15B-Instruct"),
-    KnownModel("llm2vec-gen-qwen2.5-3b", "Qwen/Qwen2.5-3B-Instruct", 5e-4, "Qwen25-3B-Instruct"),
-    KnownModel("llm2vec-gen-qwen2.5-7b", "Qwen/Qwen2.5-7B-Instruct", 5e-4, "Qwen25-7B-Instruct"),
-    KnownModel("llm2vec-gen-llama3.2-1b", "meta-llama/Llama-3.2-1B-Instruct", 5e-4, "Meta-Llama-32-1B-Instruct"),
-    KnownModel("llm2vec-gen-llama3.2-3b", "meta-llama/Llama-3.2-3B-Instruct", 5e-4, "Meta-Llama-32-3B-Instruct"),
-    KnownModel("llm2vec-gen-llama3.1-8b", "meta-llama/Llama-3.1-8B-Instruct", 5e-4, "Meta-Llama-31-8B-Instruct"),
+    KnownModel("llm2vec-gen-smollm2-135m", SMOLLM2_ID),
+    KnownModel("llm2vec-gen-smollm2-135m-self", SMOLLM2_ID),
+    KnownModel("llm2vec-gen-qwen3-0.6b", "Qwen/Qwen3-0.6B", "Qwen3-06B"),
+    KnownModel("llm2vec-gen-qwen3-1.7b", "Qwen/Qwen3-1.7B", "Qwen3-17B"),
+    KnownModel("llm2vec-gen-qwen3-4b", "Qwen/Qwen3-4B", "Qwen3-4B"),
+    KnownModel("llm2vec-gen-qwen3-8b", "Qwen/Qwen3-8B", "Qwen3-8B"),
+    KnownModel("llm2vec-gen-qwen2.5-0.5b", "Qwen/Qwen2.5-0.5B-Instruct", "Qwen25-05B-Instruct"),
+    KnownModel("llm2vec-gen-qwen2.5-1.5b", "Qwen/Qwen2.5-1.5B-Instruct", "Qwen25-15B-Instruct"),
+    KnownModel("llm2vec-gen-qwen2.5-3b", "Qwen/Qwen2.5-3B-Instruct", "Qwen25-3B-Instruct"),
+    KnownModel("llm2vec-gen-qwen2.5-7b", "Qwen/Qwen2.5-7B-Instruct", "Qwen25-7B-Instruct"),
+    KnownModel("llm2vec-gen-llama3.2-1b", "meta-llama/Llama-3.2-1B-Instruct", "Meta-Llama-32-1B-Instruct"),
+    KnownModel("llm2vec-gen-llama3.2-3b", "meta-llama/Llama-3.2-3B-Instruct", "Meta-Llama-32-3B-Instruct"),
+    KnownModel("llm2vec-gen-llama3.1-8b", "meta-llama/Llama-3.1-8B-Instruct", "Meta-Llama-31-8B-Instruct"),
 )
 
 
