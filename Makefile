@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := train,demo,langchain,servers,mteb,dev
+EXTRAS := train,demo,langchain,servers,mteb,ray,app,dev
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 

@@ -110,6 +110,28 @@ def embedding_sample(llm: PreTrainedModel) -> str | None:
     return values[places].to("cpu", torch.bfloat16).view(torch.int16).numpy().tobytes().hex()
 
 
+def compare_bases(expected: BaseReference, found: BaseReference) -> tuple[bool, str] | None:
+    """Whether two references stand for the same weights, by what both know of them.
+
+    Args:
+        expected: One reference.
+        found: The other.
+
+    Returns:
+        Whether they agree, and what was compared (``"weights"`` or ``"input embeddings"``); ``None`` if nothing could
+        be.
+
+    Example:
+        >>> compare_bases(BaseReference("a", fingerprint="0" * 16), BaseReference("b", fingerprint="1" * 16))
+        (False, 'weights')
+    """
+    if expected.fingerprint is not None and found.fingerprint is not None:
+        return expected.fingerprint == found.fingerprint, "weights"
+    if expected.embedding_sample is not None and found.embedding_sample is not None:
+        return _samples_agree(expected.embedding_sample, found.embedding_sample), "input embeddings"
+    return None
+
+
 def check_base(expected: BaseReference, found: BaseReference, *, strict: bool = True) -> None:
     """Refuse a base model whose weights are not those a checkpoint was trained on.
 
@@ -125,13 +147,8 @@ def check_base(expected: BaseReference, found: BaseReference, *, strict: bool = 
     Raises:
         BaseModelError: If the weights differ; names both.
     """
-    if expected.fingerprint is not None and found.fingerprint is not None:
-        same = expected.fingerprint == found.fingerprint
-        what = "weights differ"
-    elif expected.embedding_sample is not None and found.embedding_sample is not None:
-        same = _samples_agree(expected.embedding_sample, found.embedding_sample)
-        what = "input embeddings differ"
-    else:
+    compared = compare_bases(expected, found)
+    if compared is None:
         if expected.fingerprint is not None:
             logger.warning(
                 "The weights of %s are quantized, offloaded or in float16, so they could not be compared with the "
@@ -140,11 +157,12 @@ def check_base(expected: BaseReference, found: BaseReference, *, strict: bool = 
                 expected.fingerprint,
             )
         return
+    same, what = compared
     if same:
         return
     message = (
         f"This checkpoint was trained on the base model {expected}, but the one loaded is {found}. "
-        f"Its {what}, so embeddings would be wrong. Load the recorded base model instead"
+        f"Its {what} differ, so embeddings would be wrong. Load the recorded base model instead"
     )
     if strict:
         raise BaseModelError(message + ", or pass verify_base=False if you know that they fit.")

@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import os
+import secrets
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from llm2vec_gen_st.extras import require
 
+# Columns that may hold the text of a row, the first that is there.
+TEXT_COLUMNS = ("text", "query", "passage")
 
-def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+def write_atomically(path: Path, write: Callable[[Path], object], *, replace: bool = True) -> None:
     """Write a file beside its place, flush it to disk, then move it there in one step.
 
     Args:
         path: Final place of the file.
         write: Called with the temporary path; must create that file.
+        replace: Whether a file that is there already is replaced.
+
+    Raises:
+        FileExistsError: If a file is there already and is not to be replaced.
+        OSError: If the disk is full, or what else the system says; the half file is gone then.
 
     Example:
         >>> import tempfile
@@ -27,16 +41,40 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         'done'
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # The number of a process alone is not enough where several machines share a folder.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
         write(temporary)
         with open(temporary, "rb") as handle:
             os.fsync(handle.fileno())
         # Some writers create files that only their owner may read.
         os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
+        if replace:
+            os.replace(temporary, path)
+        else:
+            _move_if_free(temporary, path)
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        raise OSError(
+            error.errno,
+            f"{path} could not be written: there is no room for it ({os.strerror(error.errno)}). What was there before "
+            "is as it was; make room and run the same command again",
+        ) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _move_if_free(temporary: Path, path: Path) -> None:
+    try:
+        os.link(temporary, path)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        # A file system without hard links: two processes that come here at the same instant both succeed.
+        if path.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
+        os.replace(temporary, path)
 
 
 def _umask() -> int:
@@ -45,10 +83,16 @@ def _umask() -> int:
     return mask
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file atomically, indented, in UTF-8."""
+def write_json(path: Path, value: Any, *, replace: bool = True) -> None:
+    """Write a JSON file atomically, indented, in UTF-8.
+
+    Args:
+        path: The file.
+        value: What JSON can hold.
+        replace: As in :func:`write_atomically`.
+    """
     text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
-    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8") and None)
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8") and None, replace=replace)
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
@@ -97,11 +141,8 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
     if name.endswith((".jsonl", ".jsonl.gz")):
         return list(read_jsonl(path))
     if name.endswith(".parquet"):
-        pyarrow, parquet = _parquet()
-        try:
-            rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
-        except pyarrow.ArrowInvalid as error:
-            raise ValueError(f"{path}: not a readable parquet file ({error}).") from error
+        with parquet_errors(path):
+            rows: list[dict[str, Any]] = pyarrow_parquet().read_table(path, page_checksum_verification=True).to_pylist()
         return rows
     if name.endswith(".txt"):
         with open(path, encoding="utf-8") as handle:
@@ -110,9 +151,46 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
     raise ValueError(f"{path}: unknown kind of file; use .jsonl, .jsonl.gz, .parquet or .txt.")
 
 
-def _parquet() -> tuple[Any, Any]:
-    why = "a .parquet file"
-    return require("pyarrow", extra="train", why=why), require("pyarrow.parquet", extra="train", why=why)
+def count_rows(path: Path) -> int:
+    """Number of rows of a ``.parquet`` file by its footer, or of another file that :func:`read_rows` reads.
+
+    Raises:
+        ValueError: If the file is damaged.
+    """
+    if path.suffix != ".parquet":
+        return len(read_rows(path))
+    with parquet_errors(path):
+        return int(pyarrow_parquet().read_metadata(path).num_rows)
+
+
+def pyarrow_parquet() -> Any:
+    """The module ``pyarrow.parquet``.
+
+    Raises:
+        MissingExtraError: If pyarrow is not installed.
+    """
+    return require("pyarrow.parquet", extra="train", why="a .parquet file")
+
+
+@contextmanager
+def parquet_errors(path: Path) -> Iterator[None]:
+    """What pyarrow says of a damaged file, as a ``ValueError`` that names it."""
+    pyarrow = require("pyarrow", extra="train", why="a .parquet file")
+    try:
+        yield
+    except pyarrow.ArrowInvalid as error:
+        raise ValueError(f"{path}: not a readable parquet file ({error}).") from error
+    except OSError as error:
+        # A wrong checksum of a page has no number; what the system says has one.
+        if error.errno is not None:
+            raise
+        raise ValueError(f"{path}: not a readable parquet file ({error}).") from error
+
+
+def write_table(path: Path, table: Any) -> None:
+    """Write a ``pyarrow.Table`` to a ``.parquet`` file atomically, with a checksum of each page."""
+    parquet = pyarrow_parquet()
+    write_atomically(path, lambda temporary: parquet.write_table(table, temporary, write_page_checksum=True))
 
 
 def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
@@ -123,9 +201,8 @@ def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     """
     rows = list(rows)
     if path.suffix == ".parquet":
-        pyarrow, parquet = _parquet()
-        table = pyarrow.Table.from_pylist(rows)
-        write_atomically(path, lambda temporary: parquet.write_table(table, temporary))
+        pyarrow = require("pyarrow", extra="train", why="a .parquet file")
+        write_table(path, pyarrow.Table.from_pylist(rows))
     elif path.suffix == ".jsonl":
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8") and None)

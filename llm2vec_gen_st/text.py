@@ -14,6 +14,8 @@ from transformers import PreTrainedTokenizerBase
 _CHARACTERS_PER_TOKEN = 8
 _LOOKAHEAD = 64
 _PLACEHOLDER = "\ue000message\ue000"
+# Stands for something among token ids; no token has it.
+_PLACE = -1
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,33 @@ def chat_ids(
     opening = [] if system is None else [("system", plain.ids(system.strip(), add_special_tokens=False).ids)]
     asked = ("user", plain.ids(message, limit, add_special_tokens=False).ids)
     return _in_template(tokenizer, [*opening, asked]).ids
+
+
+def chat_frame(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+    r"""What the tokenizer's chat format puts around one user message, for something that is no text, such as vectors.
+
+    Args:
+        tokenizer: Tokenizer with a chat template; without one there is nothing around a message.
+
+    Returns:
+        Token ids in front of the message, and those behind it, ready for the assistant's answer.
+
+    Raises:
+        ValueError: If the template has no place for a user message, or several.
+
+    Example:
+        >>> from llm2vec_gen_st.testing import tiny_tokenizer
+        >>> tokenizer = tiny_tokenizer()
+        >>> [tokenizer.decode(ids) for ids in chat_frame(tokenizer)]
+        ['<|im_start|>user\n', '<|im_end|>\n<|im_start|>assistant\n']
+    """
+    if not tokenizer.chat_template:
+        return [], []
+    ids = _in_template(tokenizer, [("user", [_PLACE])]).ids
+    if ids.count(_PLACE) > 1:
+        raise ValueError("The tokenizer's chat template repeats the user's message; vectors can stand in one place.")
+    place = ids.index(_PLACE)
+    return ids[:place], ids[place + 1 :]
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ from llm2vec_gen_st.responses import read_responses
 from llm2vec_gen_st.testing import tiny_backbone
 
 COMMANDS = (
-    "demo", "encode", "decode", "explain", "map", "respond", "train", "convert", "info", "index", "search", "ask",
+    "demo", "encode", "encode-corpus", "decode", "explain", "map", "respond", "train", "convert", "info",
+    "index", "search", "ask", "app",
 )  # fmt: skip
 TEXTS = ["where do polar bears live?", "who makes [honey]?"]
 

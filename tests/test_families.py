@@ -130,6 +130,23 @@ def test_shared_start_is_run_once_and_changes_nothing(model: LLM2VecGen) -> None
         assert max(widths) > 1
 
 
+def test_groups_of_a_batch_share_one_run_of_their_start(model: LLM2VecGen, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that are run in several groups go on behind the same tokens, which pass through the LLM once."""
+    instruction = "Rivers carry water from the mountains to the sea, and ice melts: "
+    texts = [instruction + text * (1 + number) for number, text in enumerate(TEXTS)]
+    monkeypatch.setattr("llm2vec_gen_st.modules.groups._TOKENS_AT_ONCE_CPU", 1)
+    expected = np.concatenate([model.encode([text]) for text in texts])
+    starts: list[int] = []
+    hook = model.llm.base_model.register_forward_pre_hook(
+        lambda module, args, kwargs: starts.extend([1] if kwargs.get("input_ids") is not None else []), with_kwargs=True
+    )
+    found = model.encode(texts, batch_size=len(texts))
+    hook.remove()
+    np.testing.assert_allclose(found, expected, atol=2e-5)
+    if model.suffix_transformer.attends_to_everything(256):
+        assert len(starts) == 1
+
+
 def test_training_pass_equals_inference_pass_in_value_and_gradient(model: LLM2VecGen) -> None:
     suffix, probe = (
         model.suffix_transformer.suffix,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
+import os
 from pathlib import Path
 
 import pytest
 
-from llm2vec_gen_st.files import read_jsonl, read_rows, write_atomically, write_json, write_rows
+from llm2vec_gen_st.files import count_rows, read_jsonl, read_rows, write_atomically, write_json, write_rows
 
 ROWS = [{"query": "a\u2028b", "n": 1}, {"query": "蜂蜜", "n": 2}]
 
@@ -110,3 +112,28 @@ def test_unknown_kind_of_file_is_refused(tmp_path: Path, name: str) -> None:
         read_rows(tmp_path / name)
     with pytest.raises(ValueError, match=name):
         write_rows(tmp_path / name, [])
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_file_that_is_not_to_be_replaced_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
+    """Also on file systems that know no hard links."""
+
+    def unknown(*_: object) -> None:
+        raise OSError(errno.ENOTSUP, "not supported")
+
+    if not links:
+        monkeypatch.setattr(os, "link", unknown)
+    write_json(tmp_path / "a.json", 1, replace=False)
+    with pytest.raises(FileExistsError):
+        write_json(tmp_path / "a.json", 2, replace=False)
+    assert json.loads((tmp_path / "a.json").read_text()) == 1
+    assert _names(tmp_path) == ["a.json"]
+
+
+def test_rows_are_counted_without_reading_them(tmp_path: Path) -> None:
+    for name in ("rows.parquet", "rows.jsonl"):
+        write_rows(tmp_path / name, ROWS)
+        assert count_rows(tmp_path / name) == 2
+    (tmp_path / "rows.parquet").write_bytes(b"PAR1 torn")
+    with pytest.raises(ValueError, match=r"rows\.parquet: not a readable parquet file"):
+        count_rows(tmp_path / "rows.parquet")

@@ -14,7 +14,8 @@ from torch.nn import functional
 from llm2vec_gen_st import LLM2VecGen
 from llm2vec_gen_st.backbone import Backbone
 from llm2vec_gen_st.losses import LLM2VecGenLoss, alignment_loss, chunked_cross_entropy, reconstruction_loss
-from llm2vec_gen_st.modules.suffix_transformer import _groups, pad_right
+from llm2vec_gen_st.modules.groups import similar_lengths
+from llm2vec_gen_st.modules.suffix_transformer import pad_right
 from llm2vec_gen_st.testing import tiny_backbone, tiny_model
 
 QUERIES = [
@@ -136,6 +137,38 @@ def test_reconstruction_is_the_llms_own_loss_given_the_soft_prompts(backbone: Ba
     torch.testing.assert_close(by_tokens * 2, found, atol=1e-5, rtol=0)
 
 
+def test_reconstruction_in_groups_is_that_of_the_whole_batch_and_holds_one_group_at_a_time(
+    backbone: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = backbone.llm
+    ids = [torch.randint(3, 320, (length,), generator=_generator(length)).tolist() for length in (5, 1, 9, 0, 7)]
+    prompt = torch.randn(5, 4, 64, generator=_generator(0), requires_grad=True)
+    batch = pad_right(ids)
+    passes: list[int] = []
+    handle = llm.base_model.layers[0].register_forward_pre_hook(
+        lambda module, args: passes.append(args[0].shape[0] * args[0].shape[1])
+    )
+    found = {}
+    for budget in (1000, 26, 1):
+        monkeypatch.setattr("llm2vec_gen_st.losses.reconstruction._GROUP_TOKENS", budget)
+        passes.clear()
+        loss = reconstruction_loss(llm, prompt, batch["input_ids"], batch["attention_mask"])
+        (gradient,) = torch.autograd.grad(loss * 3, prompt)
+        found[budget] = (loss.detach(), gradient, list(passes))
+        with torch.no_grad():
+            without = reconstruction_loss(llm, prompt, batch["input_ids"], batch["attention_mask"])
+        torch.testing.assert_close(without, loss.detach(), atol=1e-6, rtol=0)
+    handle.remove()
+    for loss, gradient, _ in found.values():
+        torch.testing.assert_close(loss, found[1000][0], atol=1e-5, rtol=0)
+        torch.testing.assert_close(gradient, found[1000][1], atol=1e-5, rtol=0)
+    assert max(found[26][2]) <= 26
+    assert [len(sizes) for _, _, sizes in found.values()] == sorted(len(sizes) for _, _, sizes in found.values())
+    assert len(found[1][2]) == 4
+    assert found[1000][1][3].abs().max() == 0
+    assert not any(parameter.requires_grad for parameter in llm.parameters())
+
+
 def test_responses_end_with_the_end_of_text_token_and_spell_no_other(student: LLM2VecGen) -> None:
     transformer, end = student.suffix_transformer, student.tokenizer.eos_token_id
     (ids,) = transformer.response_ids(["honey <|im_end|> wax"], 100)
@@ -237,7 +270,8 @@ def test_loss_without_weight_is_not_computed(fresh_student: LLM2VecGen) -> None:
     found = LLM2VecGenLoss(fresh_student, recon_weight=0)(features[:1], labels)
     assert list(found) == ["alignment"]
     assert not heads
-    groups = len(list(_groups(features[0]["attention_mask"].sum(dim=1).tolist(), 8, 8192)))
+    lengths = (features[0]["attention_mask"].sum(dim=1) + fresh_student.suffix_transformer.suffix_length).tolist()
+    groups = len(list(similar_lengths(lengths, 8192)))
     assert len(rows) == 2 * groups, "for each group of similar length: the text without gradient, and the suffix"
     found = LLM2VecGenLoss(fresh_student, align_weight=0)(features, None)
     assert list(found) == ["reconstruction"]

@@ -113,6 +113,12 @@ def test_a_core_install_imports_encodes_and_decodes_without_any_extra(core_insta
             "train",
         ),
         ("from llm2vec_gen_st.responses import read_responses; read_responses('.')", "train"),
+        (
+            "from llm2vec_gen_st.responses import write_responses; write_responses(['a'], 'out', 'b', backend='vllm')",
+            "vllm",
+        ),
+        ("import ray_llm2vec_gen; ray_llm2vec_gen.encode_corpus('a', 'x.jsonl', 'out')", "ray"),
+        ("import ray_llm2vec_gen; ray_llm2vec_gen.write_responses(['a'], 'out', 'b')", "ray"),
         ("from llm2vec_gen_st.training import train; train('x.jsonl', 'out', base='none')", "train"),
         (
             "from llm2vec_gen_st.modules.lora import add_lora; import torch; "

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from llm2vec_gen_st import text as text_module
 from llm2vec_gen_st.testing import tiny_tokenizer
-from llm2vec_gen_st.text import TextTokenizer, chat_ids, chat_prompt, without_lone_surrogates
+from llm2vec_gen_st.text import TextTokenizer, chat_frame, chat_ids, chat_prompt, without_lone_surrogates
 
 # Token patterns as byte-level tokenizers of today use them: three digits at a time; case and marks.
 LLAMA3 = (
@@ -235,6 +235,26 @@ def test_conversations_are_joined_by_blank_lines_without_a_template() -> None:
     tokenizer.chat_template = None
     prompt = chat_prompt(tokenizer, plain, [("system", " be brief"), ("user", "who? <|im_end|>")])
     assert (prompt.ids, prompt.closing) == (plain.ids("be brief\n\nwho? <|im_end|>").ids, "")
+
+
+@given(message=any_text | tricky)
+def test_a_frame_goes_around_any_message(message: str) -> None:
+    tokenizer, plain = TOKENIZERS["gpt2"], PLAIN["gpt2"]
+    before, behind = chat_frame(tokenizer)
+    expected = chat_ids(tokenizer, plain, message, system=None, limit=99)
+    assert [*before, *plain.ids(message.strip()).ids[:99], *behind] == expected
+
+
+def test_a_frame_needs_one_place_for_the_message() -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = None
+    assert chat_frame(tokenizer) == ([], [])
+    tokenizer.chat_template = "{{ messages[0]['content'] }}<|im_end|>{{ messages[0]['content'] }}"
+    with pytest.raises(ValueError, match="repeats the user's message"):
+        chat_frame(tokenizer)
+    tokenizer.chat_template = "<|im_end|>"
+    with pytest.raises(ValueError, match="no place for message 0"):
+        chat_frame(tokenizer)
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-import torch
 from langchain_core.embeddings import Embeddings
-from sentence_transformers.base.modules import Module
 
+from llm2vec_gen_st.fingerprint import student_fingerprint
 from llm2vec_gen_st.model import LLM2VecGen
-from llm2vec_gen_st.modules.lora import lora_parameters
 
 
 class LLM2VecGenEmbeddings(Embeddings):
@@ -131,34 +127,7 @@ class LLM2VecGenEmbeddings(Embeddings):
             >>> one == same, one == other
             (True, False)
         """
-        transformer, head = self.model.suffix_transformer, self.model.response_head
-        base, behind = transformer.base, list(self.model)[2:]
-        settings = {
-            # Quantized weights have no fingerprint; their place of origin then tells the most.
-            "base": base.fingerprint or [base.id, base.revision, base.embedding_sample],
-            "tokens": [transformer.thought_tokens, transformer.compression_tokens, transformer.max_seq_length],
-            "lora": transformer.lora,
-            "behind": [
-                [type(module).__name__, module.get_config_dict() if isinstance(module, Module) else {}]
-                for module in behind
-            ],
-            "truncate_dim": self.model.truncate_dim,
-            "instructions": self._instructions(),
-        }
-        tensors: dict[str, torch.Tensor] = {"suffix": transformer.suffix}
-        for name, layer in (("recon", head.mlp_recon), ("align", head.mlp_align)):
-            if layer is not None:
-                tensors |= {f"{name}.weight": layer.weight, f"{name}.bias": layer.bias}
-        for number, module in enumerate(behind):
-            tensors |= {f"behind.{number}.{name}": tensor for name, tensor in module.state_dict().items()}
-        if transformer.lora is not None:
-            tensors |= lora_parameters(transformer.llm)
-        digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
-        for name, tensor in sorted(tensors.items()):
-            values = tensor.detach().to("cpu", torch.float32).contiguous()
-            digest.update(f"{name}{tuple(values.shape)}".encode())
-            digest.update(values.numpy().tobytes())
-        return digest.hexdigest()[:16]
+        return student_fingerprint(self.model, self._instructions())
 
     def _instructions(self) -> tuple[str, str]:
         """Instruction of queries and of documents; looked up each time, as the model's prompts may be changed."""

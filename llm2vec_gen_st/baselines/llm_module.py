@@ -17,7 +17,7 @@ from typing_extensions import Self
 
 from llm2vec_gen_st.backbone import Backbone, load_backbone, placed_by_loading
 from llm2vec_gen_st.modules.frozen_llm import FrozenLLM
-from llm2vec_gen_st.modules.groups import in_groups, similar_lengths
+from llm2vec_gen_st.modules.groups import in_groups, similar_lengths, tokens_at_once
 from llm2vec_gen_st.modules.suffix_transformer import pad_right
 from llm2vec_gen_st.modules.truncation import count_cut
 
@@ -128,7 +128,9 @@ class LLMModule(FrozenLLM):
             return (hidden * weights).sum(dim=1) / weights.sum(dim=1)
 
         with self.own_weights():
-            groups = similar_lengths(lengths.tolist(), self.max_batch_tokens)
+            learning = torch.is_grad_enabled()
+            budget = self.max_batch_tokens if learning else tokens_at_once(ids.device, self.max_batch_tokens)
+            groups = similar_lengths(lengths.tolist(), budget)
             features["sentence_embedding"] = in_groups(pooled, groups, lengths)
         return features
 

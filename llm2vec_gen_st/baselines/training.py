@@ -12,16 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
-from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 from torch import nn
-from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_callback import TrainerState
 
 from llm2vec_gen_st.backbone import Backbone
 from llm2vec_gen_st.baselines.llm_module import LLMModule, encoder_of
 from llm2vec_gen_st.extras import require
 from llm2vec_gen_st.files import write_json
-from llm2vec_gen_st.host_checkpoints import last_checkpoint, steps_done
+from llm2vec_gen_st.host_checkpoints import ResumableTrainer, last_checkpoint
 from llm2vec_gen_st.modules.frozen_llm import LORA_FILE
 from llm2vec_gen_st.modules.lora import lora_removed_on_failure
 
@@ -84,27 +82,13 @@ class StageSettings:
     gradient_checkpointing: bool = False
 
 
-class LoraTrainer(SentenceTransformerTrainer):
-    """SentenceTransformerTrainer for modules that train LoRA layers on a frozen LLM.
+class LoraTrainer(ResumableTrainer):
+    """The trainer of modules that train LoRA layers on a frozen LLM."""
 
-    Checkpoints hold no base model, and resuming reads LoRA matrices into the model in memory; the host would load a
-    whole second LLM.
-    """
-
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        """Config and LoRA matrices only; the host would add the tokenizer and a pickle of its arguments."""
-        folder = output_dir if output_dir is not None else self.args.output_dir
-        assert folder is not None
-        self.model.save_pretrained(folder, create_model_card=False)
-
-    def _load_from_checkpoint(self, checkpoint_path: str, *args: Any) -> None:
+    def load_trained(self, checkpoint: Path) -> None:
+        """Read LoRA matrices into the model that is there."""
         model = cast(Any, self.accelerator.unwrap_model(self.model))
-        module_of(model).load_lora_file(Path(checkpoint_path) / LORA_FILE)
-
-    def restore(self, checkpoint: Path) -> None:
-        """Become what a checkpoint holds, weights and log, without training on."""
-        self._load_from_checkpoint(str(checkpoint))
-        self.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+        module_of(model).load_lora_file(checkpoint / LORA_FILE)
 
 
 @contextmanager
@@ -199,12 +183,7 @@ def fit(
                 loss=loss,
                 data_collator=cast(Any, collator),
             )
-            checkpoint = last_checkpoint(folder / CHECKPOINTS)
-            if checkpoint is not None and steps_done(checkpoint) >= stage.steps:
-                # The host would take one more step than asked for.
-                trainer.restore(checkpoint)
-            else:
-                trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+            trainer.run_to(stage.steps, last_checkpoint(folder / CHECKPOINTS))
     finally:
         module.max_seq_length = kept_length
     model.eval()
@@ -302,7 +281,6 @@ def _arguments(stage: StageSettings, folder: Path, progress: bool) -> SentenceTr
         weight_decay=0.0,
         max_steps=stage.steps,
         save_steps=stage.save_steps,
-        save_total_limit=2,
         logging_steps=stage.logging_steps,
         seed=stage.seed,
         dataloader_drop_last=True,

@@ -22,7 +22,7 @@ from llm2vec_gen_st.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from llm2vec_gen_st.interpret import ContextMatch, LensToken
+    from llm2vec_gen_st.interpret import ChainStep, ContextMatch, LensToken
 
 OtherModel = Annotated[str | None, typer.Option(help="Another model than the built-in one.")]
 
@@ -42,8 +42,12 @@ def explain(
     html: Annotated[Path | None, typer.Option(help="Write a page with numbers on hover into this file.")] = None,
     json: Annotated[Path | None, typer.Option(help="Write everything as JSON into this file.")] = None,
     contexts: Annotated[
-        Path | None, typer.Option(help="A folder of build_latent_lens: show the nearest tokens of its corpus too.")
+        Path | None,
+        typer.Option("--lens", help="An index of `latent-lens build`: show the nearest tokens of its corpus too."),
     ] = None,
+    chain: Annotated[
+        int, typer.Option(min=0, help="Let the LLM read its soft prompt again this often, and decode each step.")
+    ] = 0,
     prompt_name: PromptName = "query",
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest decoded text, in tokens.")] = 64,
     dtype: DtypeOption = Dtype.auto,
@@ -56,18 +60,30 @@ def explain(
     _check_endings((png, ".png"), (html, ".html"), (json, ".json"))
     if contexts is not None and not contexts.is_dir():
         raise FileNotFoundError(f"{contexts}: there is no such folder.")
-    from llm2vec_gen_st.interpret import Dropping, LatentLens, draw_lens, logit_lens, write_lens_page
+    from llm2vec_gen_st.interpret import (
+        Dropping,
+        LatentLens,
+        draw_lens,
+        latent_chain,
+        logit_lens,
+        write_lens_page,
+    )
 
-    loaded = load_model(_name(model), dtype)
+    loaded = load_model(model_name(model), dtype)
     lens = None if contexts is None else LatentLens.load(contexts, loaded)
     name = instruction_name(prompt_name)
-    decoded = loaded.decode(texts, prompt_name=name, max_new_tokens=max_new_tokens)
+    chained = latent_chain(loaded, texts, steps=chain, prompt_name=name, max_new_tokens=max_new_tokens)
+    decoded = [step.decoded for step in chained if step.step == 0]
     tokens = logit_lens(loaded, texts, top_k=top_k, drop=None if keep_all else Dropping(), prompt_name=name)
     matches = [] if lens is None else lens.nearest(texts, k=_CONTEXTS, prompt_name=name)
     console = Console()
     for number, (text, said) in enumerate(zip(texts, decoded, strict=True)):
         console.print(Text(text.strip(), style="bold"))
         console.print(Text("decodes to: ").append(said.strip() or "(nothing)"))
+        for step in chained:
+            if step.input == number and step.step:
+                shown = Text(f"step {step.step}, cosine {step.similarity_to_first:.3f}: ")
+                console.print(shown.append(step.decoded.strip() or "(nothing)"))
         console.print(_lens_table([token for token in tokens if token.input == number], top_k))
         if lens is not None:
             console.print(_contexts_table([match for match in matches if match.input == number]))
@@ -76,7 +92,7 @@ def explain(
     if html is not None:
         write_lens_page(html, tokens, decoded=decoded, contexts=matches)
     if json is not None:
-        _write_json(json, texts, decoded, tokens, matches)
+        _write_json(json, texts, chained, tokens, matches)
 
 
 def map_texts(
@@ -100,7 +116,7 @@ def map_texts(
     from llm2vec_gen_st.interpret import draw_map, idea_map, write_map_page
 
     found = idea_map(
-        load_model(_name(model), dtype),
+        load_model(model_name(model), dtype),
         [row["text"] for row in rows],
         [row["label"] for row in rows],
         prompt_name=instruction_name(prompt_name),
@@ -118,7 +134,8 @@ def map_texts(
     print(f"{output}: {MAP_PICTURE}, {MAP_PAGE}, {POINTS_FILE} and {SEPARATION_FILE} written.")
 
 
-def _name(model: str | None) -> str:
+def model_name(model: str | None) -> str:
+    """The model named, or the built-in one."""
     from llm2vec_gen_st.demo.run import MODEL
 
     return model or MODEL
@@ -165,13 +182,21 @@ def _contexts_table(matches: list[ContextMatch]) -> Table:
 
 
 def _write_json(
-    path: Path, texts: list[str], decoded: list[str], tokens: list[LensToken], matches: list[ContextMatch]
+    path: Path, texts: list[str], chained: list[ChainStep], tokens: list[LensToken], matches: list[ContextMatch]
 ) -> None:
     from llm2vec_gen_st.files import write_json
 
     found: list[dict[str, Any]] = [
-        {"text": text, "decoded": said, "lens": [], "contexts": []} for text, said in zip(texts, decoded, strict=True)
+        {"text": text, "decoded": "", "chain": [], "lens": [], "contexts": []} for text in texts
     ]
+    for step in chained:
+        if step.step:
+            fields = asdict(step)
+            found[step.input]["chain"].append(
+                {key: fields[key] for key in ("step", "decoded", "similarity_to_first", "similarity_to_previous")}
+            )
+        else:
+            found[step.input]["decoded"] = step.decoded
     for key, items in (("lens", tokens), ("contexts", matches)):
         for item in items:
             fields = asdict(item)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from llm2vec_gen_st import __version__
-from llm2vec_gen_st.cli import evaluation, explain, store, student, training
+from llm2vec_gen_st.cli import corpus, evaluation, explain, grid, lens, page, store, student, training
 from llm2vec_gen_st.cli.errors import Commands
 
 app = typer.Typer(
@@ -39,10 +39,12 @@ def main(
 for command in (
     student.demo,
     student.encode,
+    corpus.encode_corpus,
     student.decode,
     explain.explain,
     training.respond,
     training.train,
+    grid.grid,
     student.convert,
     student.info,
     store.index,
@@ -52,5 +54,7 @@ for command in (
 ):
     app.command()(command)
 
-# Named here: a function called map would hide Python's own.
+# Named here: a function called map would hide Python's own, and one called app the application.
 app.command("map")(explain.map_texts)
+app.command("app")(page.page)
+app.add_typer(lens.latent_lens, name="latent-lens")

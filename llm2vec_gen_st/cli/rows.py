@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llm2vec_gen_st.files import TEXT_COLUMNS
+
 if TYPE_CHECKING:
     import numpy as np
-
-TEXT_COLUMNS = ("text", "query", "passage")
 
 
 def input_rows(texts: Sequence[str] | None, path: Path | None, column: str | None) -> list[dict[str, Any]]:

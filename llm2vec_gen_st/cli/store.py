@@ -124,7 +124,7 @@ def search(
         llm2vec-gen search corpus.store 'where do polar bears live?' -k 3
     """
     condition = _parsed(filter)
-    with _opened(store, model) as (opened, _):
+    with opened_store(store, model) as (opened, _):
         found = opened.similarity_search_with_score(query, k=k, filter=condition)
     if as_json:
         rows = [
@@ -153,7 +153,7 @@ def ask(
         llm2vec-gen ask corpus.store 'where do polar bears live?' --max-tokens 64
     """
     condition = _parsed(filter)
-    with _opened(store, model) as (opened, loaded):
+    with opened_store(store, model) as (opened, loaded):
         from langchain_llm2vec_gen import ChatLLM2VecGen
         from langchain_llm2vec_gen.rag import answer_chain
 
@@ -175,8 +175,13 @@ def _require_langchain() -> None:
 
 
 @contextmanager
-def _opened(path: Path, model: str | None) -> Iterator[tuple[FaissStore, LLM2VecGen]]:
-    """A store to read, with the model that made it (or the one named)."""
+def opened_store(path: Path, model: str | None) -> Iterator[tuple[FaissStore, LLM2VecGen]]:
+    """A store to read, with the model that made it, or the one named.
+
+    Args:
+        path: The store.
+        model: The model; the store's own if not given.
+    """
     _require_langchain()
     from langchain_llm2vec_gen import FaissStore
 

@@ -20,8 +20,9 @@ from llm2vec_gen_st.cli.options import (
     load_model,
     plain,
 )
-from llm2vec_gen_st.cli.rows import TEXT_COLUMNS, input_rows, write_vectors
+from llm2vec_gen_st.cli.rows import input_rows, write_vectors
 from llm2vec_gen_st.cli.training import recipe_rows
+from llm2vec_gen_st.files import TEXT_COLUMNS
 
 
 class Form(str, Enum):

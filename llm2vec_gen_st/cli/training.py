@@ -25,6 +25,13 @@ class PartFormat(str, Enum):
     jsonl = "jsonl"
 
 
+class Backend(str, Enum):
+    """What runs the LLM that responds."""
+
+    transformers = "transformers"
+    vllm = "vllm"
+
+
 def respond(
     queries: Annotated[Path, typer.Argument(help="A .txt, .jsonl or .parquet file of queries.", show_default=False)],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the responses.")],
@@ -37,6 +44,9 @@ def respond(
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     dtype: DtypeOption = Dtype.auto,
     part_format: Annotated[PartFormat, typer.Option("--format", help="File format of the parts.")] = PartFormat.parquet,
+    backend: Annotated[
+        Backend, typer.Option(help="What runs the LLM; vllm is served well by a --batch-size of 1000 and more.")
+    ] = Backend.transformers,
 ) -> None:
     r"""Let an LLM respond to queries, resumably: the same command again goes on where it stopped.
 
@@ -47,12 +57,14 @@ def respond(
     if not queries.is_file():
         raise FileNotFoundError(f"{queries}: there is no such file of queries.")
     from llm2vec_gen_st.backbone import load_backbone
-    from llm2vec_gen_st.responses import write_responses
+    from llm2vec_gen_st.responses import VllmBackend, write_responses
 
     folder = write_responses(
         queries,
         output,
-        load_backbone(model, model_kwargs=model_kwargs(dtype)),
+        VllmBackend(model, dtype=dtype.value)
+        if backend is Backend.vllm
+        else load_backbone(model, model_kwargs=model_kwargs(dtype)),
         batch_size=batch_size,
         shard=shard,
         part_format=part_format.value,
@@ -91,6 +103,10 @@ def train(
     ] = None,
     start: Annotated[Path | None, typer.Option(help="Go on from a saved student instead of an untrained one.")] = None,
     partial: Annotated[bool, typer.Option("--partial", help="Accept responses that are not all written yet.")] = False,
+    report_to: Annotated[
+        list[str] | None,
+        typer.Option(help="An experiment tracker that is installed: tensorboard, trackio, wandb, ... Repeatable."),
+    ] = None,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -101,6 +117,9 @@ def train(
 ) -> None:
     r"""Train a student on queries and responses; the same command again goes on where it stopped.
 
+    Under torchrun or accelerate launch (``torchrun --nproc-per-node 8 -m llm2vec_gen_st.cli train ...``) the processes
+    train one student together.
+
     Example:
         llm2vec-gen train responses --output student --teacher all-MiniLM-L6-v2 \
             --base HuggingFaceTB/SmolLM2-135M-Instruct --set epochs=2
@@ -109,13 +128,10 @@ def train(
         raise ValueError("Training needs responses; write them with `llm2vec-gen respond`, and give their folder.")
     if responses is not None and not responses.exists():
         raise FileNotFoundError(f"{responses}: there are no responses; write them with `llm2vec-gen respond`.")
-    overrides = _overrides(settings or [])
-    from llm2vec_gen_st.training import Recipe
+    overrides = overrides_of(settings or [])
     from llm2vec_gen_st.training import train as train_student
+    from llm2vec_gen_st.training.processes import is_main
 
-    known = {field.name for field in fields(Recipe)} - {"base", "teacher"}
-    if unknown := sorted(overrides.keys() - known):
-        raise ValueError(f"--set: no recipe has the fields {unknown}; known are {sorted(known)}.")
     if dry_run:
         from llm2vec_gen_st.training.recipes import resolve
 
@@ -126,9 +142,10 @@ def train(
         raise ValueError("The student needs a folder to go into: --output DIR.")
     options: dict[str, Any] = {"base": base, "teacher": teacher, "recipe": recipe, "start": start}
     options = {key: value for key, value in options.items() if value is not None}
-    options.update(overrides, partial=partial)
+    options.update(overrides, partial=partial, report_to=report_to or "none")
     train_student(responses, output, **options)
-    print(f"{output}: student saved; load it with LLM2VecGen({str(output)!r}).")
+    if is_main():
+        print(f"{output}: student saved; load it with LLM2VecGen({str(output)!r}).")
 
 
 def _show_estimate(recipe: Recipe, responses: Path | None, partial: bool) -> None:
@@ -187,11 +204,14 @@ def recipe_rows(student: str) -> list[tuple[str, str]]:
     return rows + [(f"recipe, {name}", repr(value)) for name, value in changed_fields(record).items()]
 
 
-def _overrides(settings: Sequence[str]) -> dict[str, str]:
+def overrides_of(settings: Sequence[str]) -> dict[str, str]:
     """Recipe fields from ``key=value``.
 
+    Raises:
+        ValueError: If a setting is not of that form, or no recipe has such a field.
+
     Example:
-        >>> _overrides(["epochs=2", "suffix_text=a=b"])
+        >>> overrides_of(["epochs=2", "suffix_text=a=b"])
         {'epochs': '2', 'suffix_text': 'a=b'}
     """
     found: dict[str, str] = {}
@@ -200,4 +220,10 @@ def _overrides(settings: Sequence[str]) -> dict[str, str]:
         if not (key and equals):
             raise ValueError(f"--set {setting!r} is not of the form key=value.")
         found[key] = value
+    if found:
+        from llm2vec_gen_st.training import Recipe
+
+        known = {field.name for field in fields(Recipe)} - {"base", "teacher"}
+        if unknown := sorted(found.keys() - known):
+            raise ValueError(f"--set: no recipe has the fields {unknown}; known are {sorted(known)}.")
     return found

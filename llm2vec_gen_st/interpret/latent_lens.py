@@ -129,7 +129,7 @@ class LatentLens:
         folder = Path(folder)
         if not (folder / MANIFEST_FILE).is_file():
             raise FileNotFoundError(
-                f"{folder}: there is no index here (no {MANIFEST_FILE}); build_latent_lens makes one."
+                f"{folder}: there is no index here (no {MANIFEST_FILE}); `latent-lens build` makes one."
             )
         manifest = _read_manifest(folder / MANIFEST_FILE)
         _check_llm(folder, BaseReference(**manifest["base"]), model.backbone.reference)

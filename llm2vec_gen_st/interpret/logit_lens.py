@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -89,28 +89,17 @@ def logit_lens(
         raise ValueError(f"top_k must be at least 1, got {top_k}.")
     given = as_texts(texts)
     rows = [given] if isinstance(given, str) else given
-    try:
-        check_lm_logits(model.llm)
-    except ValueError as error:
-        raise ValueError(
-            f"{type(model.llm).__name__} applies something behind its LM head that is not known here, so its logits "
-            "cannot be read from hidden states."
-        ) from error
     instruction = {"prompt": prompt} if prompt is not None else {"prompt_name": prompt_name}
     states = compression_states(model, rows, **instruction)
     n = states.shape[1]
-    vocabulary = _Vocabulary(model)
+    vocabulary = Vocabulary(model)
     words = [vocabulary.words_in(text) if drop is not None else frozenset() for text in rows]
 
     def dropped(place: int, token_id: int) -> bool:
         return drop is not None and drop.drops(vocabulary.word(token_id), words[place // n])
 
     found: list[LensToken] = []
-    flat = states.flatten(0, 1)
-    dtype = model.llm.get_output_embeddings().weight.dtype
-    for start in range(0, len(flat), _CHUNK):
-        part = flat[start : start + _CHUNK].to(dtype if dtype.is_floating_point else model.llm.dtype)
-        logits = lm_logits(model.llm, part).float()
+    for start, logits in lens_logits(model, states):
         totals = logits.logsumexp(dim=-1).tolist()
         best = _best(logits, top_k, None if drop is None else dropped, start)
         for row, tokens in enumerate(best):
@@ -129,6 +118,33 @@ def logit_lens(
                 for rank, (token_id, logit) in enumerate(tokens, 1)
             )
     return found
+
+
+def lens_logits(model: LLM2VecGen, states: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+    """Logits of the LLM's own head at compression tokens, of 64 positions at a time.
+
+    Args:
+        model: The student.
+        states: (N, n, H) of the last layer.
+
+    Yields:
+        Number of the first of r positions, counted through all N * n, and their logits (r, V) in float32.
+
+    Raises:
+        ValueError: If the LLM does something behind its head that is not known here.
+    """
+    try:
+        check_lm_logits(model.llm)
+    except ValueError as error:
+        raise ValueError(
+            f"{type(model.llm).__name__} applies something behind its LM head that is not known here, so its logits "
+            "cannot be read from hidden states."
+        ) from error
+    flat = states.flatten(0, 1)
+    dtype = model.llm.get_output_embeddings().weight.dtype
+    for start in range(0, len(flat), _CHUNK):
+        part = flat[start : start + _CHUNK].to(dtype if dtype.is_floating_point else model.llm.dtype)
+        yield start, lm_logits(model.llm, part).float()
 
 
 def _best(
@@ -160,7 +176,7 @@ def _best(
     return found
 
 
-class _Vocabulary:
+class Vocabulary:
     """Texts of the LLM's tokens, decoded once each."""
 
     def __init__(self, model: LLM2VecGen) -> None:

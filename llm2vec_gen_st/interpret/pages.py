@@ -16,21 +16,24 @@ if TYPE_CHECKING:
     from llm2vec_gen_st.interpret.latent_lens import ContextMatch
 
 _STYLE = """
-body { font: 14px/1.4 system-ui, sans-serif; margin: 2em; color: #222; }
+body { font: 14px/1.4 system-ui, sans-serif; margin: 2em; color: #222; background: #fff; }
 h2 { font-size: 1.1em; margin: 2em 0 .4em; overflow-wrap: anywhere; }
-table { border-collapse: collapse; }
+p { max-width: 60em; white-space: pre-line; overflow-wrap: anywhere; }
+table { border-collapse: collapse; margin-bottom: 1em; }
 td, th { padding: .3em .6em; border: 1px solid #ddd; text-align: left; }
 th { font-weight: 600; background: #f6f6f6; }
+th[rowspan] { vertical-align: top; }
 .token { max-width: 12em; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; cursor: help; }
 mark { background: #ffe08a; }
-figure { display: inline-block; margin: 0 2em 1em 0; }
-figcaption { font-weight: 600; margin-bottom: .4em; }
+figure { display: inline-block; margin: 0 1.5em 1em 0; }
+figcaption { margin-bottom: .4em; }
+small { display: block; color: #555; }
 circle { stroke-width: 1.5; cursor: help; }
 circle:hover { r: 8px; }
 .key { display: inline-block; padding: 0 .6em; }
 .swatch { display: inline-block; width: .7em; height: .7em; border: 2px solid; border-radius: 50%; margin-right: .3em; }
 """
-_SIZE, _EDGE = 420, 14
+_SIZE, _EDGE = 520, 14
 
 
 def write_lens_page(
@@ -51,14 +54,14 @@ def write_lens_page(
     Returns:
         The file.
     """
-    parts = [_scale()]
+    parts = [lens_scale()]
     matches = {group[0].input: group for group in grouped(contexts, [match.input for match in contexts])}
     for group in grouped(tokens, [token.input for token in tokens]):
         number = group[0].input
         parts.append(f"<h2>{_safe(group[0].text)}</h2>")
         if decoded is not None:
-            parts.append(f"<p>Decoded from its embedding: <q>{_safe(decoded[number])}</q></p>")
-        parts.append(_lens_table(group))
+            parts.append(f"<p>Decoded from its embedding: <q>{safe_lines(decoded[number])}</q></p>")
+        parts.append(lens_table(group))
         if number in matches:
             parts.append(_contexts_table(matches[number]))
     return _write(Path(path), "What the compression tokens hold", parts)
@@ -82,22 +85,30 @@ def write_map_page(path: str | Path, found: IdeaMap) -> Path:
         for name, (fill, edge) in marks.items()
     ]
     figures = [
-        f"<figure><figcaption>{_safe(separation.encoder)}: silhouette {separation.silhouette:.3f}, neighbours of the "
-        f"same class {separation.neighbour_agreement:.1%}</figcaption>"
-        f"{_scatter([point for point in found.points if point.encoder == separation.encoder], marks)}</figure>"
+        f"<figure><figcaption><strong>{_safe(separation.encoder)}</strong>"
+        f"<small>silhouette {separation.silhouette:.3f}, neighbours of the same class "
+        f"{separation.neighbour_agreement:.1%}</small></figcaption>"
+        f"{_scatter([point for point in found.points if point.encoder == separation.encoder], marks)}"
+        f"<small>across: first component ({separation.explained[0]:.0%} of the variance); "
+        f"up: second component ({separation.explained[1]:.0%})</small></figure>"
         for separation in found.separation
     ]
     return _write(Path(path), "Texts on the map of two encoders", [*figures, f"<p>{''.join(keys)}</p>"])
 
 
-def _lens_table(tokens: Sequence[LensToken]) -> str:
+def lens_table(tokens: Sequence[LensToken]) -> str:
+    """One text's lens as markup: a row a compression token, ranks across, darker where likelier, numbers on hover.
+
+    Args:
+        tokens: Tokens of one text, from :func:`~llm2vec_gen_st.interpret.logit_lens`.
+    """
     ranks = max(token.rank for token in tokens)
     head = "".join(f"<th>{rank}</th>" for rank in range(1, ranks + 1))
     rows = []
     for group in grouped(tokens, [token.position for token in tokens]):
         cells = "".join(map(_cell, group))
         rows.append(f"<tr><th>c{group[0].position + 1}</th>{cells}</tr>")
-    return f"<table><tr><th></th>{head}</tr>{''.join(rows)}</table>"
+    return f"<table><tr><th>rank</th>{head}</tr>{''.join(rows)}</table>"
 
 
 def _cell(token: LensToken) -> str:
@@ -111,15 +122,19 @@ def _cell(token: LensToken) -> str:
 
 def _contexts_table(matches: Sequence[ContextMatch]) -> str:
     rows = []
-    for match in matches:
-        before, token, after = match.parts
-        sentence = f"{_safe(before)}<mark>{_safe(token)}</mark>{_safe(after)}"
-        rows.append(f"<tr><th>c{match.position + 1}</th><td>{match.similarity:.3f}</td><td>{sentence}</td></tr>")
+    for group in grouped(matches, [match.position for match in matches]):
+        name = f'<th rowspan="{len(group)}">c{group[0].position + 1}</th>'
+        for match in group:
+            before, token, after = match.parts
+            sentence = f"{_safe(before)}<mark>{_safe(token)}</mark>{_safe(after)}"
+            rows.append(f"<tr>{name}<td>{match.similarity:.3f}</td><td>{sentence}</td></tr>")
+            name = ""
     head = "<tr><th></th><th>cosine</th><th>nearest contexts</th></tr>"
-    return f"<p></p><table>{head}{''.join(rows)}</table>"
+    return f"<table>{head}{''.join(rows)}</table>"
 
 
-def _scale() -> str:
+def lens_scale() -> str:
+    """The key to :func:`lens_table`'s shades, as markup."""
     cells = []
     for probability in (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0):
         background, colour = shade(probability)
@@ -154,6 +169,16 @@ def _place(value: float, values: Sequence[float]) -> float:
 
 def _safe(text: str) -> str:
     return escape(printable(text), quote=True)
+
+
+def safe_lines(text: str) -> str:
+    r"""A text that may have several lines as markup; the style has to keep the lines apart (``white-space: pre-line``).
+
+    Example:
+        >>> safe_lines("a < b\r\nc")
+        'a &lt; b\nc'
+    """
+    return "\n".join(map(_safe, text.strip().splitlines()))
 
 
 def _write(path: Path, title: str, parts: Sequence[str]) -> Path:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _DPI = 150
 _MARKERS = ("o", "^", "s", "D", "v", "P")
 _CELL_CHARACTERS = 12
-_TITLE_CHARACTERS = 90
+_TITLE_CHARACTERS = 13  # above a column
 
 
 def draw_lens(path: str | Path, tokens: Sequence[LensToken]) -> Path:
@@ -62,10 +62,13 @@ def draw_lens(path: str | Path, tokens: Sequence[LensToken]) -> Path:
         axes.set_xticks(range(columns), [f"c{number}" for number in range(1, columns + 1)], fontsize=8)
         axes.set_yticks(range(rows), [str(rank) for rank in range(1, rows + 1)], fontsize=8)
         axes.tick_params(length=0)
-        axes.set_title(shortened(printable(group[0].text), _TITLE_CHARACTERS), fontsize=9, loc="left", parse_math=False)
+        title = shortened(printable(group[0].text.strip()), _TITLE_CHARACTERS * columns)
+        axes.set_title(title, fontsize=9, loc="left", parse_math=False)
         axes.set_ylabel("rank", fontsize=8)
     panels[-1].set_xlabel("compression token", fontsize=8)
-    figure.colorbar(image, ax=list(panels), label="probability", ticks=[0.01, 0.05, 0.1, 0.25, 0.5, 1.0], aspect=40)
+    key = figure.colorbar(image, ax=list(panels), ticks=[0.01, 0.05, 0.1, 0.25, 0.5, 1.0], aspect=40)
+    key.set_label("probability", fontsize=8)
+    key.ax.tick_params(labelsize=8)
     return _save(Path(path), figure)
 
 

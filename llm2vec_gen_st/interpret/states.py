@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -106,22 +106,46 @@ def compression_states(
         for text in ([found] if isinstance(found, str) else found)
     ]
     resolved_layer(llm, layer)
+    embed = llm.get_input_embeddings()
+    device = embedding_weight(llm).device
+
+    def embedded(row: int) -> torch.Tensor:
+        found: torch.Tensor = embed(torch.tensor(previews[row].token_ids, dtype=torch.long, device=device))
+        return found
+
+    with warn_once_if_cut(transformer.text_limit), lora_enabled(llm, True, transformer.lora is not None):
+        count_cut(sum(preview.cut for preview in previews))
+        return states_behind(model, [len(preview.token_ids) for preview in previews], embedded, layer=layer)
+
+
+def states_behind(
+    model: LLM2VecGen, lengths: Sequence[int], prefix: Callable[[int], torch.Tensor], *, layer: int = -1
+) -> torch.Tensor:
+    """Hidden states of the compression tokens behind any input embeddings, in groups of similar length.
+
+    Args:
+        model: The student; its own LoRA weights are on already, if it has any.
+        lengths: Positions T of each of N prefixes.
+        prefix: Input embeddings (T, H) of a prefix, given its number; called when its group is run.
+        layer: As in :func:`resolved_layer`.
+
+    Returns:
+        (N, n, H) float32 on the CPU.
+
+    Raises:
+        FloatingPointError: If a state is not finite; names the prefix by its number.
+    """
+    transformer, llm = model.suffix_transformer, model.llm
     weight = embedding_weight(llm)
     dtype = weight.dtype if weight.dtype.is_floating_point else llm.dtype
     suffix = transformer.suffix.to(weight.device, dtype)
-    result = torch.zeros(len(previews), transformer.compression_tokens, weight.shape[1])
-    with warn_once_if_cut(transformer.text_limit), lora_enabled(llm, True, transformer.lora is not None):
-        count_cut(sum(preview.cut for preview in previews))
-        lengths = [len(preview.token_ids) + transformer.suffix_length for preview in previews]
-        for group in similar_lengths(lengths, transformer.max_batch_tokens):
-            rows = []
-            for row in group:
-                ids = torch.tensor(previews[row].token_ids, dtype=torch.long, device=weight.device)
-                rows.append(torch.cat([llm.get_input_embeddings()(ids).to(dtype), suffix]))
-            states = hidden_states(llm, pad_sequence(rows, batch_first=True), layer)
-            for row, its_states, embedded in zip(group, states, rows, strict=True):
-                stop = len(embedded)
-                result[row] = its_states[stop - transformer.compression_tokens : stop].cpu().float()
+    result = torch.zeros(len(lengths), transformer.compression_tokens, weight.shape[1])
+    widths = [length + transformer.suffix_length for length in lengths]
+    for group in similar_lengths(widths, transformer.max_batch_tokens):
+        rows = [torch.cat([prefix(row).to(dtype), suffix]) for row in group]
+        states = hidden_states(llm, pad_sequence(rows, batch_first=True), layer)
+        for row, its_states in zip(group, states, strict=True):
+            result[row] = its_states[widths[row] - transformer.compression_tokens : widths[row]].cpu().float()
     check_states(result)
     return result
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.nn import functional
 from transformers import PreTrainedModel
 
 from llm2vec_gen_st.backbone import embedding_weight
@@ -26,10 +25,16 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         for start in range(0, len(hidden), chunk):
             part = hidden[start : start + chunk].detach().requires_grad_(gradient is not None)
             with torch.set_grad_enabled(gradient is not None):
-                loss = functional.cross_entropy(logits_of(part).float(), labels[start : start + chunk], reduction="sum")
+                logits = logits_of(part).float()
+            row = torch.arange(len(part), device=logits.device)
+            target = labels[start : start + chunk].to(logits.device)
+            scores = logits.detach().log_softmax(dim=-1)
+            total -= scores[row, target].sum().to(total.device)
             if gradient is not None:
-                (gradient[start : start + chunk],) = torch.autograd.grad(loss, part)
-            total += loss.detach()
+                # What autograd would give for the logits, without its three further copies of them.
+                difference = scores.exp_()
+                difference[row, target] -= 1
+                (gradient[start : start + chunk],) = torch.autograd.grad(logits, part, difference)
         ctx.gradient = gradient
         return total
 

@@ -6,6 +6,22 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
+_TOKENS_AT_ONCE_CPU = 512
+
+
+def tokens_at_once(device: torch.device, most: int) -> int:
+    """Padded tokens that a group needs to be run at full speed; larger ones only pad and hold more.
+
+    Args:
+        device: Where it is run. A CPU's matrix products get no faster beyond some hundred rows.
+        most: The same for an accelerator.
+
+    Example:
+        >>> tokens_at_once(torch.device("cpu"), 8192)
+        512
+    """
+    return min(most, _TOKENS_AT_ONCE_CPU) if device.type == "cpu" else most
+
 
 def similar_lengths(lengths: Sequence[int], budget: int, *, equal: bool = False) -> Iterator[list[int]]:
     """Row numbers in groups whose padded size stays within a budget.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,7 +14,7 @@ from transformers import Cache
 
 from llm2vec_gen_st.backbone import Backbone, embedding_weight
 from llm2vec_gen_st.modules.frozen_llm import FrozenLLM
-from llm2vec_gen_st.modules.groups import in_groups, similar_lengths
+from llm2vec_gen_st.modules.groups import in_groups, similar_lengths, tokens_at_once
 from llm2vec_gen_st.modules.tensors import CheckpointError, load_tensors, save_tensors
 from llm2vec_gen_st.modules.truncation import count_cut
 
@@ -129,23 +131,26 @@ class SuffixTransformer(FrozenLLM):
     def _states_in_groups(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         """Hidden states (B, n, H) of the compression tokens, rows of similar length at a time."""
         run: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = self._states
-        if self.attends_to_everything(ids.shape[1] + self.suffix_length):
-            if not torch.is_grad_enabled():
-                run = self._states_after_shared_start
-            elif self.suffix.requires_grad and self.lora is None:
-                run = self._states_after_frozen_text
-        groups = _groups(lengths.tolist(), self.suffix_length, self.max_batch_tokens)
+        budget = self.max_batch_tokens
+        free = self.attends_to_everything(ids.shape[1] + self.suffix_length)
+        if not torch.is_grad_enabled():
+            budget = tokens_at_once(ids.device, budget)
+            shared = shared_start(ids, lengths) if free else 0
+            # The cache costs something too: less than this many tokens are sooner run again.
+            if shared * (len(ids) - 1) >= _WORTH_SHARING:
+                start = self.llm.base_model(input_ids=ids[:1, :shared], use_cache=True).past_key_values
+                ids, lengths = ids[:, shared:], lengths - shared
+                run = partial(self._states_after, start)
+        elif free and self.suffix.requires_grad and self.lora is None:
+            run = self._states_after_frozen_text
+        groups = similar_lengths([length + self.suffix_length for length in lengths.tolist()], budget)
         return in_groups(lambda rows, width: run(ids[rows, :width], lengths[rows]), groups, lengths)
 
-    def _states_after_shared_start(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """The same states; tokens with which all rows start, such as an instruction, are run once for all of them."""
-        shared = shared_start(ids, lengths)
-        # The cache costs something too: less than this many tokens are sooner run again.
-        if shared * (len(ids) - 1) < _WORTH_SHARING:
-            return self._states(ids, lengths)
-        past = self.llm.base_model(input_ids=ids[:1, :shared], use_cache=True).past_key_values
+    def _states_after(self, start: Cache, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        """The states of rows that go on behind the same tokens, such as an instruction, which have been run once."""
+        past = copy.deepcopy(start)
         past.batch_repeat_interleave(len(ids))
-        return self._states(ids[:, shared:], lengths - shared, past)
+        return self._states(ids, lengths, past)
 
     def _states(self, ids: torch.Tensor, lengths: torch.Tensor, past: Cache | None = None) -> torch.Tensor:
         """Hidden states (b, n, H) of the compression tokens, by one causal forward, perhaps behind cached tokens."""
@@ -281,11 +286,6 @@ def shared_start(ids: torch.Tensor, lengths: torch.Tensor) -> int:
     shortest = int(lengths.min())
     differs = (ids[:, :shortest] != ids[:1, :shortest]).any(dim=0).nonzero()
     return int(differs[0]) if len(differs) else shortest
-
-
-def _groups(lengths: Sequence[int], suffix_length: int, budget: int) -> Iterator[list[int]]:
-    """Row numbers in groups of similar length, the suffix counted in."""
-    return similar_lengths([length + suffix_length for length in lengths], budget)
 
 
 def _real_device(tensor: torch.Tensor) -> torch.device:

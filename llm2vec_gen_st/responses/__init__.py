@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from llm2vec_gen_st.responses.backends import ResponseBackend, VllmBackend
 from llm2vec_gen_st.responses.generation import GenerationSettings, generate_responses
 from llm2vec_gen_st.responses.store import read_responses, write_responses
 
-__all__ = ["GenerationSettings", "generate_responses", "read_responses", "write_responses"]
+__all__ = [
+    "GenerationSettings",
+    "ResponseBackend",
+    "VllmBackend",
+    "generate_responses",
+    "read_responses",
+    "write_responses",
+]

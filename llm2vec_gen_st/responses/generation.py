@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
 
 import torch
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import GenerationConfig
 
 from llm2vec_gen_st.backbone import Backbone, contiguous_head_input, embedding_weight
+from llm2vec_gen_st.responses.retirement import Written, generate_rows
 from llm2vec_gen_st.text import TextTokenizer, chat_ids
 
 _REASONING = re.compile(r"<think>.*?</think>", re.DOTALL)
@@ -47,18 +47,6 @@ class Response:
     text: str
     tokens: int
     flag: str
-
-
-class _NonFiniteRows(LogitsProcessor):
-    """Remembers which rows ever had a non-finite score, and lets the others go on."""
-
-    def __init__(self) -> None:
-        self.rows: torch.Tensor | None = None
-
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        bad = ~torch.isfinite(scores).all(dim=-1)
-        self.rows = bad if self.rows is None else self.rows | bad
-        return torch.where(bad[:, None], torch.zeros_like(scores), scores)  # type: ignore[return-value]
 
 
 def end_of_text_ids(backbone: Backbone) -> list[int]:
@@ -122,31 +110,22 @@ def generate_responses(
         # penalty would also count padding, and so make a response depend on its batch.
         top_k=0 if settings.temperature > 0 else None,
         repetition_penalty=1.0,
-        eos_token_id=ends or None,
+        num_beams=1,
         pad_token_id=pad,
     )
-    non_finite = _NonFiniteRows()
     with contiguous_head_input(backbone.llm), torch.random.fork_rng(enabled=settings.temperature > 0):
         if settings.temperature > 0:
             torch.manual_seed(settings.seed + seed)
-        generated = cast(Any, backbone.llm).generate(
-            input_ids=ids.to(device),
-            attention_mask=mask.to(device),
-            generation_config=config,
-            logits_processor=LogitsProcessorList([non_finite]),
-        )
-    bad = non_finite.rows.tolist() if non_finite.rows is not None else [False] * len(prompts)
-    return [_response(backbone, row[width:], ends, broken) for row, broken in zip(generated.tolist(), bad, strict=True)]
+        rows = generate_rows(backbone.llm, ids.to(device), mask.to(device), config, ends)
+    return [_response(backbone, row) for row in rows]
 
 
-def _response(backbone: Backbone, ids: list[int], ends: list[int], non_finite: bool) -> Response:
-    end = next((position for position, token in enumerate(ids) if token in ends), None)
-    kept = ids if end is None else ids[:end]
-    text = without_reasoning(str(backbone.tokenizer.decode(kept, skip_special_tokens=True)))
-    if non_finite:
+def _response(backbone: Backbone, written: Written) -> Response:
+    text = without_reasoning(str(backbone.tokenizer.decode(written.ids, skip_special_tokens=True)))
+    if written.non_finite:
         flag = "non_finite"
     elif not text:
         flag = "empty"
     else:
-        flag = "cut_off" if end is None else "ok"
-    return Response(text, len(kept), flag)
+        flag = "ok" if written.ended else "cut_off"
+    return Response(text, len(written.ids), flag)

@@ -7,29 +7,126 @@ import json
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tqdm.auto import tqdm
 
-from llm2vec_gen_st.backbone import Backbone, load_backbone
+from llm2vec_gen_st.backbone import Backbone
 from llm2vec_gen_st.extras import require
-from llm2vec_gen_st.files import read_rows, write_json, write_rows
-from llm2vec_gen_st.responses.generation import GenerationSettings, generate_responses
-from llm2vec_gen_st.text import TextTokenizer, without_lone_surrogates
+from llm2vec_gen_st.files import read_rows, write_rows
+from llm2vec_gen_st.parts import PartFolder, parse_shard, read_manifest, read_part
+from llm2vec_gen_st.responses.backends import BackendName, ResponseBackend, as_backend
+from llm2vec_gen_st.responses.generation import GenerationSettings, Response
+from llm2vec_gen_st.text import without_lone_surrogates
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 MANIFEST = "responses.json"
+# Folders that were begun when there was but one backend.
+_UNSAID = {"backend": "transformers"}
+
+
+@dataclass(frozen=True)
+class ResponsePlan:
+    """Queries dealt into batches, one a part, and how they are to be answered.
+
+    Args:
+        batches: Rows with ``id`` and ``query``, in the order of the parts.
+        settings: How responses are written.
+        part_format: File format of the parts.
+        batch_size: Queries of a batch.
+    """
+
+    batches: list[list[dict[str, str]]]
+    settings: GenerationSettings
+    part_format: str
+    batch_size: int
+
+    def manifest(self) -> dict[str, Any]:
+        """What is recorded beside the responses, without their writer."""
+        rows = [row for batch in self.batches for row in batch]
+        return {
+            "queries_sha256": _digest(rows),
+            "queries": len(rows),
+            "batches": len(self.batches),
+            "batch_size": self.batch_size,
+            "part_format": self.part_format,
+            "settings": asdict(self.settings),
+        }
+
+    def order(self) -> list[int]:
+        """Numbers of the parts in the order in which they are written.
+
+        Shuffled, so that a run stopped early holds short and long queries alike and its forecast of the time is fair.
+        """
+        return random.Random(0).sample(range(len(self.batches)), len(self.batches))
+
+
+def plan_responses(
+    queries: str | Path | Iterable[str | Mapping[str, Any]],
+    *,
+    batch_size: int = 64,
+    part_format: Literal["parquet", "jsonl"] = "parquet",
+    **settings: Any,
+) -> ResponsePlan:
+    """Sort queries by length and deal them into batches; see :func:`write_responses`.
+
+    Raises:
+        ValueError: If a row has no query, or ids repeat.
+
+    Example:
+        >>> [len(batch) for batch in plan_responses(["a", "b", "c"], batch_size=2).batches]
+        [2, 1]
+    """
+    rows = _query_rows(queries)
+    rows.sort(key=lambda row: (len(row["query"]), row["id"]))
+    batches = [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
+    return ResponsePlan(batches, GenerationSettings(**settings), part_format, batch_size)
+
+
+class ResponseWriter:
+    """Writes parts of a folder of responses.
+
+    Args:
+        folder: The folder.
+        manifest: :meth:`ResponsePlan.manifest`.
+        settings: How responses are written.
+        backend: The LLM.
+
+    Raises:
+        ValueError: If the folder holds responses made with other settings.
+    """
+
+    def __init__(
+        self, folder: Path, manifest: Mapping[str, Any], settings: GenerationSettings, backend: ResponseBackend
+    ) -> None:
+        self.parts = PartFolder(folder, "responses", manifest["part_format"])
+        self.parts.claim(MANIFEST, {**manifest, "backend": backend.name, "writer": backend.writer()}, unsaid=_UNSAID)
+        self._settings = settings
+        self._backend = backend
+
+    def write(self, number: int, batch: list[dict[str, str]]) -> list[Response]:
+        """Respond to one batch, and write its part."""
+        responses = self._backend.respond([row["query"] for row in batch], self._settings, seed=number)
+        write_rows(
+            self.parts.path(number),
+            [
+                {**row, "response": response.text, "response_tokens": response.tokens, "flag": response.flag}
+                for row, response in zip(batch, responses, strict=True)
+            ],
+        )
+        return responses
 
 
 def write_responses(
     queries: str | Path | Iterable[str | Mapping[str, Any]],
     output_dir: str | Path,
-    writer: str | Backbone,
+    writer: str | Backbone | ResponseBackend,
     *,
+    backend: BackendName = "transformers",
     batch_size: int = 64,
     shard: str = "0/1",
     part_format: Literal["parquet", "jsonl"] = "parquet",
@@ -39,14 +136,18 @@ def write_responses(
     """Let a frozen LLM respond to every query, resumably (paper, section 3: self-generated responses).
 
     Queries are sorted by length and dealt into fixed batches; each finished batch becomes one part file. The
-    same call again skips the parts that are there, so a killed run ends with the rows of an unbroken one.
+    same call again skips the parts that are there, so a killed run ends with the rows of an unbroken one. A part that
+    was damaged since is written anew.
 
     Args:
         queries: A ``.jsonl``, ``.jsonl.gz``, ``.parquet`` or ``.txt`` file, or an iterable of strings or of rows
             with the key ``query`` (and optionally ``id``).
         output_dir: Folder of the parts and of ``responses.json``, which records how they were made.
-        writer: The LLM: a hub id, a directory, or a loaded :class:`~llm2vec_gen_st.backbone.Backbone`.
-        batch_size: Queries written at once.
+        writer: The LLM: a hub id, a directory, a loaded :class:`~llm2vec_gen_st.backbone.Backbone`, or a ready
+            backend such as :class:`~llm2vec_gen_st.responses.VllmBackend`.
+        backend: What runs an LLM given by name: ``transformers``, or ``vllm`` (its offline engine; the responses of a
+            part are written side by side, so a ``batch_size`` of 1,000 and more serves it better).
+        batch_size: Queries of one part, written at once.
         shard: ``i/N``: write every N-th batch, starting with batch i (0-based), into the same folder.
         part_format: File format of the parts.
         progress: Whether a progress bar with tokens/s is shown.
@@ -57,31 +158,15 @@ def write_responses(
 
     Raises:
         ValueError: If a row has no query, ids repeat, or the folder holds responses made with other settings.
+        MissingExtraError: If the backend is not installed.
     """
-    rows = _query_rows(queries)
-    index, count = _parse_shard(shard)
-    backbone = load_backbone(writer) if isinstance(writer, str) else writer
-    generation = GenerationSettings(**settings)
-    plain = TextTokenizer(backbone.tokenizer)
+    plan = plan_responses(queries, batch_size=batch_size, part_format=part_format, **settings)
+    index, count = parse_shard(shard)
     folder = Path(output_dir)
-    rows.sort(key=lambda row: (len(row["query"]), row["id"]))
-    batches = [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
-    _claim(
-        folder,
-        {
-            "queries_sha256": _digest(rows),
-            "queries": len(rows),
-            "batches": len(batches),
-            "batch_size": batch_size,
-            "part_format": part_format,
-            "writer": {**asdict(backbone.reference), "dtype": str(backbone.llm.dtype).removeprefix("torch.")},
-            "settings": asdict(generation),
-        },
-    )
-    # Shuffled, so that a run stopped early holds short and long queries alike and its forecast of the time is fair.
-    shuffled = random.Random(0).sample(range(len(batches)), len(batches))
-    mine = [number for number in shuffled if number % count == index]
-    todo = [number for number in mine if not _part(folder, number, part_format).exists()]
+    responder = ResponseWriter(folder, plan.manifest(), plan.settings, as_backend(writer, backend))
+    batches = plan.batches
+    mine = [number for number in plan.order() if number % count == index]
+    todo = [number for number in mine if not responder.parts.is_finished(number, len(batches[number]))]
     flags: Counter[str] = Counter()
     tokens = 0
     with tqdm(
@@ -92,20 +177,12 @@ def write_responses(
         disable=not progress,
     ) as bar:
         for number in todo:
-            batch = batches[number]
-            responses = generate_responses(backbone, plain, [row["query"] for row in batch], generation, seed=number)
-            write_rows(
-                _part(folder, number, part_format),
-                [
-                    {**row, "response": response.text, "response_tokens": response.tokens, "flag": response.flag}
-                    for row, response in zip(batch, responses, strict=True)
-                ],
-            )
+            responses = responder.write(number, batches[number])
             flags.update(response.flag for response in responses)
             tokens += sum(response.tokens for response in responses)
-            bar.update(len(batch))
+            bar.update(len(responses))
             elapsed = bar.format_dict["elapsed"]
-            bar.set_postfix({"tokens/s": f"{tokens / elapsed:.0f}" if elapsed else "?", **flags})
+            bar.set_postfix({"tokens/s": f"{tokens / elapsed:.0f}" if elapsed > 0 else "?", **flags})
     return folder
 
 
@@ -122,28 +199,23 @@ def read_responses(folder: str | Path, *, include: Iterable[str] = ("ok",), part
         batches.
 
     Raises:
-        ValueError: If parts are missing (names how many and the first), or no row is left.
+        ValueError: If parts are missing (names how many and the first) or damaged (names the first), or no row is
+            left.
     """
     datasets = require("datasets", extra="train", why="reading responses as a dataset")
     folder = Path(folder)
-    manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    parts = [_part(folder, number, manifest["part_format"]) for number in range(manifest["batches"])]
-    missing = [part.name for part in parts if not part.exists()]
-    if missing and not partial:
-        raise ValueError(
-            f"{folder}: {len(missing)} of {len(parts)} parts are missing, the first is {missing[0]}. "
-            "Run the same `respond` command again to write them."
-        )
+    manifest = read_manifest(folder / MANIFEST)
+    queries, batch_size = manifest["queries"], manifest["batch_size"]
+    sizes = [min(batch_size, queries - start) for start in range(0, queries, batch_size)]
     wanted = set(include)
     rows: list[dict[str, Any]] = []
     dropped: Counter[str] = Counter()
-    for part in parts:
-        if part.exists():
-            for row in read_rows(part):
-                if row["flag"] in wanted:
-                    rows.append(row)
-                else:
-                    dropped[row["flag"]] += 1
+    for part in PartFolder(folder, "responses", manifest["part_format"]).finished(sizes, partial=partial):
+        for row in read_part(part):
+            if row["flag"] in wanted:
+                rows.append(row)
+            else:
+                dropped[row["flag"]] += 1
     if not rows:
         raise ValueError(
             f"{folder}: no responses are left; skipped by their flags: {dict(dropped)}. Write longer responses "
@@ -168,31 +240,5 @@ def _query_rows(queries: str | Path | Iterable[str | Mapping[str, Any]]) -> list
     return rows
 
 
-def _parse_shard(shard: str) -> tuple[int, int]:
-    index, _, count = shard.partition("/")
-    if not (index.isdigit() and count.isdigit() and int(index) < int(count)):
-        raise ValueError(f"shard {shard!r} is not of the form i/N with 0 <= i < N.")
-    return int(index), int(count)
-
-
 def _digest(rows: list[dict[str, str]]) -> str:
     return hashlib.sha256(json.dumps(rows, sort_keys=True).encode("utf-8", "backslashreplace")).hexdigest()
-
-
-def _part(folder: Path, number: int, part_format: str) -> Path:
-    return folder / f"part-{number:06d}.{part_format}"
-
-
-def _claim(folder: Path, manifest: dict[str, Any]) -> None:
-    path = folder / MANIFEST
-    if not path.exists():
-        write_json(path, manifest)
-        return
-    found = json.loads(path.read_text(encoding="utf-8"))
-    different = {key: (found.get(key), value) for key, value in manifest.items() if found.get(key) != value}
-    if different:
-        described = "; ".join(f"{key}: {old!r} there, {new!r} now" for key, (old, new) in different.items())
-        raise ValueError(
-            f"{folder} holds responses made differently ({described}). Repeat the first command, or choose "
-            "another folder."
-        )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,8 @@ from tqdm.auto import tqdm
 
 from llm2vec_gen_st.backbone import Backbone
 from llm2vec_gen_st.teachers.sources import Teacher, load_teacher
+
+_PATIENCE = 60.0
 
 
 def teacher_embeddings(
@@ -41,12 +43,13 @@ def teacher_embeddings(
 
     Raises:
         FloatingPointError: If an embedding is not finite; names the text's position.
+        OSError: If the cache cannot be read or written; names it, and what to do.
     """
     source = load_teacher(teacher, backbone) if isinstance(teacher, str | SentenceTransformer) else teacher
     keys = [_key(source.key, text) for text in texts]
     if cache is not None:
         Path(cache).parent.mkdir(parents=True, exist_ok=True)
-    with closing(sqlite3.connect(":memory:" if cache is None else str(cache))) as store:
+    with _opened(cache) as store:
         store.execute("CREATE TABLE IF NOT EXISTS embeddings (key TEXT PRIMARY KEY, vector BLOB NOT NULL)")
         known = _read(store, keys)
         todo = {key: position for position, key in enumerate(keys) if key not in known}
@@ -69,6 +72,19 @@ def teacher_embeddings(
                 known.update({key: vector for (key, _), vector in zip(batch, vectors, strict=True)})
                 bar.update(len(batch))
     return np.stack([known[key] for key in keys]) if keys else np.zeros((0, 0), np.float32)
+
+
+@contextmanager
+def _opened(cache: str | Path | None) -> Iterator[sqlite3.Connection]:
+    try:
+        # Several processes may write their shares into one file.
+        with closing(sqlite3.connect(":memory:" if cache is None else str(cache), timeout=_PATIENCE)) as store:
+            yield store
+    except sqlite3.DatabaseError as error:
+        raise OSError(
+            f"{cache}, which keeps the teacher's embeddings, could not be used ({error}). Make room if the disk is "
+            "full; if the file is damaged, delete it, and its embeddings are computed again."
+        ) from error
 
 
 def _key(teacher: str, text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from llm2vec_gen_st.training.collator import StudentCollator
+from llm2vec_gen_st.training.grid import run_grid
 from llm2vec_gen_st.training.recipes import RECIPES, Recipe, load_recipe
 from llm2vec_gen_st.training.run import train
 from llm2vec_gen_st.training.trainer import StudentTrainer
@@ -15,6 +16,7 @@ __all__ = [
     "StudentTrainer",
     "load_recipe",
     "ridge_heads",
+    "run_grid",
     "suffix_from_text",
     "train",
 ]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from llm2vec_gen_st.files import write_json
 from llm2vec_gen_st.modules.config import read_json_object
 from llm2vec_gen_st.training.data import NEGATIVES
+from llm2vec_gen_st.training.processes import is_main, rank_and_size
 from llm2vec_gen_st.training.recipes import Recipe
 
 if TYPE_CHECKING:
@@ -33,31 +34,39 @@ def claim(run: Path, recipe: Recipe, teacher: str | None, rows: Dataset, start: 
     Raises:
         ValueError: If the folder holds another run; names what differs.
     """
-    columns = ["query", "response", *(column for column in NEGATIVES if column in rows.column_names)]
-    texts = json.dumps([list(rows[column]) for column in columns]).encode("utf-8", "backslashreplace")
-    fields = asdict(recipe)
-    base = fields.pop("base")
-    del fields["teacher"]
-    wanted = {
-        "base": base,
-        "start": None if start is None else Path(start).name,
-        "teacher": teacher,
-        "rows": len(rows),
-        "data_sha256": hashlib.sha256(texts).hexdigest(),
-        "recipe": json.loads(json.dumps(fields)),
-    }
+    wanted = describe(recipe, teacher, rows, start)
     path = run / RECORD_FILE
     if path.exists():
         found = json.loads(path.read_text(encoding="utf-8"))
         # A run that was recorded before a field existed is one with that field's default.
         found["recipe"] = {**_defaults(), **found.get("recipe", {})}
+        found.setdefault("processes", 1)
         different = sorted(key for key in wanted if found.get(key) != wanted[key])
         if different:
             raise ValueError(
                 f"{run} holds another training run (different: {', '.join(different)}). Repeat its command to go on "
                 "with it, or choose another output folder."
             )
-    write_json(path, wanted)
+    if is_main():
+        write_json(path, wanted)
+
+
+def describe(recipe: Recipe, teacher: str | None, rows: Dataset, start: str | Path | None) -> dict[str, Any]:
+    """The record of a run, see :func:`read_record`; arguments as in :func:`claim`."""
+    columns = ["query", "response", *(column for column in NEGATIVES if column in rows.column_names)]
+    texts = json.dumps([list(rows[column]) for column in columns]).encode("utf-8", "backslashreplace")
+    fields = asdict(recipe)
+    base = fields.pop("base")
+    del fields["teacher"]
+    return {
+        "base": base,
+        "start": None if start is None else Path(start).name,
+        "teacher": teacher,
+        "rows": len(rows),
+        "data_sha256": hashlib.sha256(texts).hexdigest(),
+        "processes": rank_and_size()[1],
+        "recipe": json.loads(json.dumps(fields)),
+    }
 
 
 def read_record(student: str | Path) -> dict[str, Any] | None:
@@ -67,7 +76,8 @@ def read_record(student: str | Path) -> dict[str, Any] | None:
         student: Directory, or name of a student.
 
     Returns:
-        ``base``, ``teacher``, ``start``, ``rows``, ``data_sha256`` and ``recipe``; ``None`` if there is no record.
+        ``base``, ``teacher``, ``start``, ``rows``, ``data_sha256``, ``processes`` (which trained together; older
+        records lack it) and ``recipe``; ``None`` if there is no record.
 
     Raises:
         CheckpointError: If there is one that cannot be read.

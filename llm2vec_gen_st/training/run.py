@@ -4,31 +4,48 @@ from __future__ import annotations
 
 import os
 import shutil
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+from safetensors import SafetensorError
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
+from sentence_transformers.base.evaluation import BaseEvaluator
 
 from llm2vec_gen_st.backbone import Backbone, load_backbone
 from llm2vec_gen_st.extras import require
 from llm2vec_gen_st.files import write_json
-from llm2vec_gen_st.host_checkpoints import last_checkpoint, steps_done
+from llm2vec_gen_st.host_checkpoints import last_checkpoint
 from llm2vec_gen_st.losses import LLM2VecGenLoss
 from llm2vec_gen_st.model import LLM2VecGen
 from llm2vec_gen_st.modules.lora import lora_removed_on_failure
 from llm2vec_gen_st.training.collator import StudentCollator
 from llm2vec_gen_st.training.data import LABEL, NEGATIVES, load_rows, split_held_out, student_rows
-from llm2vec_gen_st.training.evaluation import ResponseRetrievalEvaluator
+from llm2vec_gen_st.training.evaluation import ResponseRetrievalEvaluator, held_out_evaluators
+from llm2vec_gen_st.training.processes import (
+    agreed_folder,
+    is_main,
+    join_processes,
+    on_cpu,
+    share_parameters,
+    wait_for_all,
+)
 from llm2vec_gen_st.training.recipes import Recipe, resolve
 from llm2vec_gen_st.training.record import RUN_FOLDER, claim
 from llm2vec_gen_st.training.report import write_log
 from llm2vec_gen_st.training.stages import RECONSTRUCTION, WHOLE, select_trainable, stages
 from llm2vec_gen_st.training.teaching import Targets, with_targets
 from llm2vec_gen_st.training.trainer import StudentTrainer
-from llm2vec_gen_st.training.warm_start import reconstruction_only, ridge_alignment, ridge_heads, suffix_from_text
+from llm2vec_gen_st.training.warm_start import (
+    RidgeReport,
+    reconstruction_only,
+    ridge_alignment,
+    ridge_heads,
+    suffix_from_text,
+)
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -47,10 +64,15 @@ def train(
     label_cache: str | Path | None = None,
     partial: bool = False,
     progress: bool = True,
-    report_to: str = "none",
+    report_to: str | Sequence[str] = "none",
+    evaluator: BaseEvaluator | Sequence[BaseEvaluator] = (),
+    trainer_arguments: Mapping[str, Any] | None = None,
     **overrides: Any,
 ) -> LLM2VecGen:
     """Train a student and save it; the same call again goes on where a stopped one was (paper, section 3).
+
+    Under ``torchrun`` or ``accelerate launch`` the processes train together: each takes ``batch_size`` rows a step, and
+    its share of the teacher's and the ridge regressions' passes; the main process writes all files.
 
     Args:
         data: A folder of responses, a ``.jsonl`` or ``.parquet`` file, or a dataset with the columns ``query`` and
@@ -59,8 +81,8 @@ def train(
         output_dir: Where the student goes; ``training/`` inside it holds recipe, log, loss plot and, until the run has
             ended, the checkpoints.
         base: The frozen LLM: hub id, directory, or loaded backbone; the recipe's if not given.
-        teacher: ``"self"``, a SentenceTransformer (loaded, name or directory), or a published LLM2Vec adapter; the
-            recipe's if not given; not used with a ``label`` column.
+        teacher: ``"self"``, a SentenceTransformer (loaded, name or directory), a published LLM2Vec adapter, or a folder
+            that ``train_llm2vec`` wrote; the recipe's if not given; not used with a ``label`` column.
         recipe: Name in :data:`~llm2vec_gen_st.training.RECIPES`, a JSON file
             (:func:`~llm2vec_gen_st.training.recipes.load_recipe`) or a recipe; chosen by the base if not given, and
             that of the built-in model if that is not given either.
@@ -69,16 +91,23 @@ def train(
         label_cache: SQLite file of teacher embeddings; ``training/labels.sqlite`` if not given.
         partial: Whether a folder whose responses are not all written yet is accepted.
         progress: Whether progress bars are shown.
-        report_to: The host's experiment trackers.
+        report_to: The host's experiment trackers: ``tensorboard`` (which writes to ``training/tensorboard``),
+            ``trackio``, ``wandb``, ...
+        evaluator: Evaluators of sentence-transformers, run on the student every ``eval_steps`` steps.
+        trainer_arguments: Further arguments of the host's trainer, which decide how a run is made and not what comes
+            out, such as ``{"torch_compile": True}`` on CUDA; another call may go on with others.
         **overrides: Fields of the recipe to replace.
 
     Returns:
         The trained student.
 
     Raises:
-        ValueError: If columns are missing or unknown (before the base is loaded), nothing would be trained, or the
-            folder holds another run.
+        ValueError: If columns are missing or unknown (before the base is loaded), nothing would be trained, the folder
+            holds another run, or an argument is the recipe's to decide.
+        CheckpointError: If a checkpoint from which to go on is damaged; names the file, and what to do.
+        OSError: If the disk is full; what was there before is kept.
     """
+    evaluators = [evaluator] if isinstance(evaluator, BaseEvaluator) else list(evaluator)
     chosen = resolve(
         recipe,
         base=base.reference.id if isinstance(base, Backbone) else base,
@@ -87,12 +116,16 @@ def train(
     )
     assert chosen.base is not None
     taught_by = chosen.teacher if teacher is None or isinstance(teacher, str) else teacher
+    if evaluators and not chosen.eval_steps:
+        raise ValueError("An evaluator runs every eval_steps steps; set eval_steps.")
     rows = load_rows(data, chosen, partial=partial)
     if chosen.align_weight and taught_by is None and LABEL not in rows.column_names:
         raise ValueError(
             "The alignment loss needs a teacher, or a column 'label' with its vectors; or set align_weight=0."
         )
     require("accelerate", extra="train", why="training")
+    join_processes()
+    progress = progress and is_main()
     output = Path(output_dir)
     run = output / RUN_FOLDER
     called = taught_by if isinstance(taught_by, str) or taught_by is None else type(taught_by).__name__
@@ -107,19 +140,51 @@ def train(
         targets = with_targets(dataset, held, chosen, taught_by, backbone, cache=cache, progress=progress)
         dataset = targets.rows
     labels = None if targets is None else targets.labels
+    if targets is not None and targets.held_out is not None:
+        held_out = held_out_evaluators(held["query"], targets.held_out, chosen.query_prompts)
+    else:
+        held_out = []
+    settings = _Settings(progress, report_to, [*held_out, *evaluators], dict(trainer_arguments or {}))
     # A backbone that the caller gave is the caller's again if anything fails.
     with lora_removed_on_failure(backbone.llm):
         model = _student(backbone, chosen, labels, start)
-        history = _run_stages(
-            model, chosen, dataset, labels, run, fresh=start is None, progress=progress, report_to=report_to
-        )
-    if int(os.environ.get("RANK", "0")) == 0:
-        if targets is not None and targets.held_out is not None:
-            history.append({"step": history[-1]["step"], **held_out_scores(model, held, targets.held_out, chosen)})
+        history = _run_stages(model, chosen, dataset, labels, run, fresh=start is None, settings=settings)
+    # The main process takes the checkpoints away below, which others may still be reading.
+    wait_for_all()
+    if is_main():
+        if held_out:
+            history.append({"step": history[-1]["step"], **held_out_scores(model, held_out)})
+        _finish(model, output, history)
+    return model
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """How a run is made, apart from its recipe."""
+
+    progress: bool
+    report_to: str | Sequence[str]
+    evaluators: list[BaseEvaluator]
+    trainer_arguments: dict[str, Any]
+
+
+def _finish(model: LLM2VecGen, output: Path, history: list[dict[str, Any]]) -> None:
+    """Write what a run leaves behind, and take its checkpoints away."""
+    run = output / RUN_FOLDER
+    try:
         write_log(run, history)
         model.save_pretrained(str(output))
-        shutil.rmtree(run / CHECKPOINTS, ignore_errors=True)
-    return model
+    except (OSError, SafetensorError) as error:
+        raise OSError(
+            f"The trained student could not be saved in {output} ({type(error).__name__}: {error}). Its last "
+            f"checkpoint is in {run / CHECKPOINTS}; make room if the disk is full, and repeat the command."
+        ) from error
+    if (run / CHECKPOINTS).exists():
+        # In one step: half of these folders would look like a run to go on with.
+        done = run / f".{CHECKPOINTS}.done"
+        shutil.rmtree(done, ignore_errors=True)
+        os.replace(run / CHECKPOINTS, done)
+        shutil.rmtree(done, ignore_errors=True)
 
 
 def _student(backbone: Backbone, recipe: Recipe, labels: np.ndarray | None, start: str | Path | None) -> LLM2VecGen:
@@ -152,19 +217,19 @@ def _run_stages(
     run: Path,
     *,
     fresh: bool,
-    progress: bool,
-    report_to: str,
+    settings: _Settings,
 ) -> list[dict[str, Any]]:
     """Run every stage to its end, from where a stopped run was; returns the log."""
     parts = stages(recipe, len(dataset))
-    started = any(last_checkpoint(run / CHECKPOINTS / name) is not None for name, _ in parts)
+    progress = settings.progress
+    newest = {name: agreed_folder(last_checkpoint(run / CHECKPOINTS / name)) for name, _ in parts}
+    started = any(checkpoint is not None for checkpoint in newest.values())
     if not started and fresh and recipe.init == "ridge":
         if labels is None:
             raise ValueError("A ridge start fits the teacher's embeddings; without alignment use init='random'.")
         suffix_from_text(model, recipe.suffix_text)
         fitted = ridge_heads(model, *_ridge_rows(dataset, labels, recipe), seed=recipe.seed, progress=progress)
-        write_json(run / "ridge_start.json", asdict(fitted))
-        print(f"Ridge start: held-out distance {fitted.held_out_loss:.3f} of the mean embedding's.", flush=True)
+        _report_ridge("start", run, fitted, model)
     _announce(model)
 
     if recipe.gradient_checkpointing:
@@ -178,29 +243,41 @@ def _run_stages(
         if name == RECONSTRUCTION:
             context = reconstruction_only(model, dataset["query"][: recipe.ridge_rows], progress=progress)
         with context:
-            trainer = _trainer(model, dataset, stage, run / CHECKPOINTS / name, progress, report_to)
-            checkpoint = last_checkpoint(run / CHECKPOINTS / name)
-            if checkpoint is not None and steps_done(checkpoint) >= stage.max_steps:
-                # The host would take one more step than asked for.
-                trainer.restore(checkpoint)
-            else:
-                trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint is not None else None)
+            with _tensorboard_in(run / "tensorboard" / name):
+                trainer = _trainer(model, dataset, stage, run / CHECKPOINTS / name, settings, evaluated=name == WHOLE)
+            trainer.run_to(stage.max_steps, newest[name])
         done = history[-1]["step"] if history else 0
         history += [{**row, "step": row["step"] + done} for row in trainer.state.log_history]
         if name == WHOLE and recipe.ridge_refit and labels is not None:
             end = ridge_alignment(model, *_ridge_rows(dataset, labels, recipe), seed=recipe.seed, progress=progress)
-            write_json(run / "ridge_end.json", asdict(end))
-            print(f"Ridge refit: held-out distance {end.held_out_loss:.3f} of the mean embedding's.", flush=True)
+            _report_ridge("end", run, end, model)
     return history
 
 
-def held_out_scores(model: LLM2VecGen, held: Dataset, labels: np.ndarray, recipe: Recipe) -> dict[str, float]:
-    """Response retrieval on held-out queries, once for each of the recipe's instructions."""
-    scores: dict[str, float] = {}
-    for number, prompt in enumerate(recipe.query_prompts):
-        evaluator = ResponseRetrievalEvaluator([prompt + query for query in held["query"]], labels)
-        scores.update({f"held_out_{number}_{key}": round(value, 4) for key, value in evaluator(model).items()})
-    return scores
+def _report_ridge(when: str, run: Path, report: RidgeReport, model: LLM2VecGen) -> None:
+    """Say how good a ridge regression is; every process goes on with the main process's."""
+    share_parameters([model.suffix_transformer.suffix, *model.response_head.parameters()])
+    if is_main():
+        write_json(run / f"ridge_{when}.json", asdict(report))
+        print(f"Ridge {when}: held-out distance {report.held_out_loss:.3f} of the mean embedding's.", flush=True)
+
+
+@contextmanager
+def _tensorboard_in(folder: Path) -> Iterator[None]:
+    """Let TensorBoard's files go beside the log, unless the user has said where; the host takes it from here only."""
+    name = "TENSORBOARD_LOGGING_DIR"
+    said = os.environ.get(name)
+    os.environ[name] = said or str(folder)
+    try:
+        yield
+    finally:
+        if said is None:
+            del os.environ[name]
+
+
+def held_out_scores(model: LLM2VecGen, evaluators: Sequence[ResponseRetrievalEvaluator]) -> dict[str, float]:
+    """Scores of the held-out evaluators, rounded for the log."""
+    return {key: round(value, 4) for evaluator in evaluators for key, value in evaluator(model).items()}
 
 
 def _ridge_rows(rows: Dataset, labels: np.ndarray, recipe: Recipe) -> tuple[list[str], np.ndarray]:
@@ -209,7 +286,7 @@ def _ridge_rows(rows: Dataset, labels: np.ndarray, recipe: Recipe) -> tuple[list
 
 
 def _trainer(
-    model: LLM2VecGen, dataset: Dataset, recipe: Recipe, folder: Path, progress: bool, report_to: str
+    model: LLM2VecGen, dataset: Dataset, recipe: Recipe, folder: Path, settings: _Settings, *, evaluated: bool
 ) -> StudentTrainer:
     collator = StudentCollator(
         model.suffix_transformer,
@@ -228,38 +305,48 @@ def _trainer(
         dataset = dataset.remove_columns([column for column in NEGATIVES if column in dataset.column_names])
     return StudentTrainer(
         model=model,
-        args=_arguments(recipe, folder, progress, report_to),
+        args=_arguments(recipe, folder, settings, evaluated=evaluated and bool(recipe.eval_steps)),
         train_dataset=dataset,
         loss=loss,
+        evaluator=settings.evaluators if evaluated and recipe.eval_steps else None,
         # The host asks for its own class, and uses no more of it than ours has.
         data_collator=cast(Any, collator),
     )
 
 
-def _arguments(recipe: Recipe, folder: Path, progress: bool, report_to: str) -> SentenceTransformerTrainingArguments:
-    return SentenceTransformerTrainingArguments(
-        output_dir=str(folder),
-        per_device_train_batch_size=recipe.batch_size,
-        gradient_accumulation_steps=recipe.gradient_accumulation,
-        learning_rate=recipe.learning_rate,
-        learning_rate_mapping={
+def _arguments(
+    recipe: Recipe, folder: Path, settings: _Settings, *, evaluated: bool
+) -> SentenceTransformerTrainingArguments:
+    decided: dict[str, Any] = {
+        "output_dir": str(folder),
+        "per_device_train_batch_size": recipe.batch_size,
+        "gradient_accumulation_steps": recipe.gradient_accumulation,
+        "learning_rate": recipe.learning_rate,
+        "learning_rate_mapping": {
             name: rate
             for name, rate in (("mlp_recon", recipe.recon_learning_rate), ("mlp_align", recipe.align_learning_rate))
             if rate is not None
         },
-        lr_scheduler_type=recipe.scheduler,
-        warmup_steps=recipe.warmup_steps,
-        weight_decay=recipe.weight_decay,
-        max_grad_norm=recipe.max_grad_norm,
-        num_train_epochs=recipe.epochs,
-        max_steps=recipe.max_steps,
-        save_steps=recipe.save_steps,
-        save_total_limit=2,
-        logging_steps=recipe.logging_steps,
-        seed=recipe.seed,
-        disable_tqdm=not progress,
-        report_to=report_to,
-        dataloader_pin_memory=False,
+        "lr_scheduler_type": recipe.scheduler,
+        "warmup_steps": recipe.warmup_steps,
+        "weight_decay": recipe.weight_decay,
+        "max_grad_norm": recipe.max_grad_norm,
+        "num_train_epochs": recipe.epochs,
+        "max_steps": recipe.max_steps,
+        "save_steps": recipe.save_steps,
+        "logging_steps": recipe.logging_steps,
+        "seed": recipe.seed,
+        "eval_strategy": "steps" if evaluated and settings.evaluators else "no",
+        "eval_steps": recipe.eval_steps or None,
+        "disable_tqdm": not settings.progress,
+        "report_to": settings.report_to,
+        "use_cpu": on_cpu(),
+    }
+    taken = sorted(decided.keys() & settings.trainer_arguments.keys())
+    if taken:
+        raise ValueError(f"trainer_arguments {taken} are decided by the recipe, or by train() itself.")
+    return SentenceTransformerTrainingArguments(
+        **decided, **{"dataloader_pin_memory": False, **settings.trainer_arguments}
     )
 
 
@@ -268,4 +355,5 @@ def _announce(model: LLM2VecGen) -> None:
     frozen = sum(parameter.numel() for parameter in model.parameters() if not parameter.requires_grad)
     if not trainable:
         raise ValueError("Nothing would be trained: every parameter is frozen.")
-    print(f"Trainable parameters: {trainable:,}; frozen: {frozen:,}.", flush=True)
+    if is_main():
+        print(f"Trainable parameters: {trainable:,}; frozen: {frozen:,}.", flush=True)

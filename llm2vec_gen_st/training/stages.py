@@ -24,12 +24,20 @@ def stages(recipe: Recipe, rows: int) -> list[tuple[str, Recipe]]:
     Returns:
         Name of each stage, and the recipe with that stage's weights and steps.
 
+    Raises:
+        ValueError: If there are too few rows for this many processes.
+
     Example:
         >>> [(name, stage.max_steps) for name, stage in stages(Recipe(batch_size=8, recon_steps=5), 100)]
         [('whole', 13), ('reconstruction', 5)]
     """
     processes = int(os.environ.get("WORLD_SIZE", "1"))
-    batches = math.ceil(rows / (recipe.batch_size * processes))
+    # With several processes the host leaves out rows that are not enough for a batch in each of them.
+    batches = math.ceil(rows / recipe.batch_size) if processes == 1 else rows // recipe.batch_size // processes
+    if not batches:
+        raise ValueError(
+            f"{rows} rows are not enough for a batch of {recipe.batch_size} in each of {processes} processes."
+        )
     steps = math.ceil(math.ceil(batches / recipe.gradient_accumulation) * recipe.epochs)
     # The host would go on past the epochs for as long as max_steps says.
     steps = min(steps, recipe.max_steps) if recipe.max_steps > 0 else steps
@@ -56,3 +64,6 @@ def select_trainable(model: LLM2VecGen, stage: str, recipe: Recipe) -> None:
         parameter.requires_grad_(stage == WHOLE)
     if head.mlp_recon is not None and recipe.recon_steps:
         head.mlp_recon.requires_grad_(stage == RECONSTRUCTION or recipe.recon_weight > 0)
+    if head.mlp_align is not None and not (recipe.align_weight or recipe.margin_weight):
+        # No loss reaches it, and several processes would wait for its gradient.
+        head.mlp_align.requires_grad_(False)

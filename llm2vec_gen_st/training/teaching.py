@@ -12,11 +12,15 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 
 from llm2vec_gen_st.backbone import Backbone
-from llm2vec_gen_st.baselines.llm2vec import adapter_folder, llm2vec, published_adapters
+from llm2vec_gen_st.baselines.llm2vec import LLM2VecTransformer, adapter_folder, llm2vec, published_adapters
+from llm2vec_gen_st.baselines.llm_module import CONFIG_FILE
+from llm2vec_gen_st.baselines.loading import saved_kind
 from llm2vec_gen_st.baselines.lora_stack import read_adapter
+from llm2vec_gen_st.modules.frozen_llm import read_config
 from llm2vec_gen_st.modules.lora import remove_lora
 from llm2vec_gen_st.teachers import teacher_embeddings
 from llm2vec_gen_st.training.data import LABEL, NEGATIVE_LABEL, NEGATIVE_QUERY, NEGATIVE_RESPONSE, prepare_labels
+from llm2vec_gen_st.training.processes import spread
 from llm2vec_gen_st.training.recipes import Recipe
 
 if TYPE_CHECKING:
@@ -67,7 +71,10 @@ def with_targets(
                 return np.asarray(source.select(chosen)[labels], dtype=np.float32)
             assert ready is not None
             found = list(source.select(chosen)[texts])
-            return teacher_embeddings(found, ready, backbone=backbone, cache=cache, progress=progress)
+            return spread(
+                found,
+                lambda share: teacher_embeddings(share, ready, backbone=backbone, cache=cache, progress=progress),
+            )
 
         own, mean = prepare_labels(vectors(rows, "response", LABEL, range(len(rows))), recipe)
         labelled = _with_column(rows, LABEL, list(own))
@@ -95,7 +102,8 @@ def ready_teacher(
 ) -> Iterator[str | SentenceTransformer | None]:
     """A block in which a teacher can embed; an LLM2Vec teacher of the student's own LLM runs on the one copy of it.
 
-    Its LoRA layers are taken out of the LLM behind the block.
+    LLM2Vec teachers are published adapters, or what :func:`~llm2vec_gen_st.baselines.train_llm2vec` wrote. Their LoRA
+    layers are taken out of the LLM behind the block.
 
     Args:
         teacher: A name, or a loaded teacher.
@@ -108,15 +116,23 @@ def ready_teacher(
     Raises:
         CheckpointError: If an adapter cannot be had or read.
     """
-    adapters = published_adapters(teacher) if isinstance(teacher, str) else []
-    if not adapters:
+    if not isinstance(teacher, str):
         yield teacher
         return
-    named = [base for _, base in (read_adapter(adapter_folder(adapter)) for adapter in adapters)]
-    if not _names(named[0], backbone):
-        yield llm2vec(str(teacher), model_kwargs=model_kwargs)
+    adapters = published_adapters(teacher)
+    trained = saved_kind(teacher) == LLM2VecTransformer.__name__
+    if not (adapters or trained):
+        yield teacher
         return
-    model = llm2vec(backbone, adapters=adapters)
+    if trained:
+        reference, _ = read_config(Path(teacher) / CONFIG_FILE, LLM2VecTransformer.setting_kinds)
+        named: str | None = reference.id
+    else:
+        _, named = read_adapter(adapter_folder(adapters[0]))
+    if not _names(named, backbone):
+        yield llm2vec(teacher, model_kwargs=model_kwargs)
+        return
+    model = llm2vec(teacher, base=backbone) if trained else llm2vec(backbone, adapters=adapters)
     try:
         yield model
     finally:

@@ -12,6 +12,7 @@ from tqdm.auto import tqdm
 
 from llm2vec_gen_st.backbone import embedding_weight
 from llm2vec_gen_st.model import LLM2VecGen
+from llm2vec_gen_st.training.processes import spread
 from llm2vec_gen_st.training.standardized import StandardizedLinear
 
 _HELD_OUT_SHARE = 0.1
@@ -57,7 +58,7 @@ def suffix_from_text(model: LLM2VecGen, text: str) -> None:
 def mean_states(
     model: LLM2VecGen, texts: Sequence[str], *, batch_size: int = 64, progress: bool = True
 ) -> torch.Tensor:
-    """Mean compression state of each text, the input of the folded heads.
+    """Mean compression state of each text, the input of the folded heads; processes share the work.
 
     Args:
         model: The student.
@@ -68,6 +69,14 @@ def mean_states(
     Returns:
         (N, H) float32 on the CPU.
     """
+
+    def embed(share: list[str]) -> np.ndarray:
+        return _mean_states(model, share, batch_size, progress).numpy()
+
+    return torch.from_numpy(spread(texts, embed))
+
+
+def _mean_states(model: LLM2VecGen, texts: Sequence[str], batch_size: int, progress: bool) -> torch.Tensor:
     transformer = model.suffix_transformer
     order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
     result = torch.zeros(len(texts), model.response_head.hidden_size)

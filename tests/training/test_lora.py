@@ -110,3 +110,19 @@ def test_a_failed_run_gives_the_backbone_back_without_matrices(tmp_path: Path, m
         train(rows(), tmp_path, base=backbone, recipe=LORA, max_steps=1, progress=False)
     assert not lora_parameters(backbone.llm)
     assert backbone.llm.state_dict().keys() == tiny_backbone().llm.state_dict().keys()
+
+
+def test_a_loaded_student_with_lora_still_chats_as_the_plain_llm(trained: tuple[LLM2VecGen, Path]) -> None:
+    """After loading, between its own passes and behind them: the same logits to the last bit, and the same answer."""
+    _, folder = trained
+    again = LLM2VecGen(str(folder), backbone=tiny_backbone())
+    plain = tiny_backbone()
+    messages = [{"role": "user", "content": "who makes honey?"}]
+    asked = plain.tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    expected = plain.llm.generate(**asked, max_new_tokens=12, do_sample=False)
+    for use in (lambda: None, lambda: again.encode(TEXTS), lambda: again.decode(again.encode_soft_prompts(["wax"]))):
+        use()
+        assert torch.equal(again.llm(input_ids=IDS).logits, plain.llm(input_ids=IDS).logits)
+        assert torch.equal(again.llm.generate(**asked, max_new_tokens=12, do_sample=False), expected)

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from sentence_transformers import SentenceTransformer
 from transformers import AutoModel
 
 from llm2vec_gen_st.backbone import load_backbone
-from llm2vec_gen_st.baselines import llm2vec
+from llm2vec_gen_st.baselines import StageSettings, llm2vec, train_llm2vec
 from llm2vec_gen_st.modules.lora import lora_parameters
 from llm2vec_gen_st.testing import tiny_backbone
-from llm2vec_gen_st.training import train
+from llm2vec_gen_st.training import Recipe, train
 from llm2vec_gen_st.training.data import load_rows, split_held_out, student_rows
-from llm2vec_gen_st.training.teaching import with_targets
+from llm2vec_gen_st.training.record import read_record
+from llm2vec_gen_st.training.teaching import ready_teacher, with_targets
 
 from .tiny import TINY, rows
 
@@ -71,3 +75,31 @@ def test_a_student_with_lora_learns_from_a_teacher_with_lora(base: Path, adapter
         lora_rank=3, progress=False,
     )  # fmt: skip
     assert {min(matrix.shape) for matrix in lora_parameters(model.llm).values()} == {3}
+
+
+def test_an_llm2vec_trained_here_is_a_teacher_by_its_name(base: Path, tmp_path: Path) -> None:
+    """In a recipe's file; on the student's own LLM, of which there stays one copy, plain behind it."""
+    stage = StageSettings(steps=2, batch_size=4, learning_rate=1e-2, max_seq_length=64)
+    texts = [f"bees make {number} jars of honey" for number in range(8)]
+    train_llm2vec(str(base), texts, tmp_path / "mine", mntp=stage, simcse=stage, progress=False)
+    (tmp_path / "recipe.json").write_text(json.dumps({**_fields(TINY), "teacher": str(tmp_path / "mine")}))
+    data = rows().remove_columns("label")
+    backbone = load_backbone(str(base))
+    with ready_teacher(str(tmp_path / "mine"), backbone) as ready:
+        assert isinstance(ready, SentenceTransformer)
+        assert ready[0].llm is backbone.llm
+        found = ready.encode_document(data["response"][:4])
+    assert not lora_parameters(backbone.llm)
+    expected = llm2vec(tmp_path / "mine", device="cpu").encode_document(data["response"][:4])
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    other = tiny_backbone(seed=1)
+    with ready_teacher(str(tmp_path / "mine"), other) as ready:
+        np.testing.assert_allclose(ready.encode_document(data["response"][:4]), expected, atol=1e-5)
+    assert not lora_parameters(other.llm)
+    model = train(data, tmp_path / "out", base=backbone, recipe=tmp_path / "recipe.json", max_steps=1, progress=False)
+    assert model.response_head.embedding_dim == 64
+    assert read_record(tmp_path / "out")["teacher"] == str(tmp_path / "mine")
+
+
+def _fields(recipe: Recipe) -> dict[str, object]:
+    return {name: value for name, value in dataclasses.asdict(recipe).items() if name != "base"}

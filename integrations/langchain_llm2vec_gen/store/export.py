@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from langchain_llm2vec_gen.store.database import Database
+from llm2vec_gen_st.corpus.encoder import FINGERPRINT_KEY
 from llm2vec_gen_st.extras import require
 from llm2vec_gen_st.files import write_atomically
 
@@ -36,7 +37,8 @@ def export_parquet(database: Database, path: Path) -> int:
                 [
                     *((name, pyarrow.string()) for name in ("id", "text", "metadata")),
                     ("embedding", pyarrow.list_(pyarrow.float32(), dimension)),
-                ]
+                ],
+                metadata={FINGERPRINT_KEY: (snapshot.setting("embedding") or "").encode()},
             )
             with parquet.ParquetWriter(temporary, schema) as writer:
                 for documents, vectors in snapshot.documents_with_vectors():

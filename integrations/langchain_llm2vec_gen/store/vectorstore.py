@@ -26,6 +26,7 @@ from langchain_llm2vec_gen.store.index_follower import IndexFollower
 from langchain_llm2vec_gen.store.inputs import as_ids, as_json, as_texts, as_vector, as_vectors
 from langchain_llm2vec_gen.store.inspection import explain, stats
 from langchain_llm2vec_gen.store.metrics import Metric, as_metric, relevance
+from langchain_llm2vec_gen.store.parquet import add_parquet
 from langchain_llm2vec_gen.store.searching import Filter, Searcher
 from langchain_llm2vec_gen.store.writing import Writer
 
@@ -201,6 +202,27 @@ class FaissStore(VectorStore):
         texts = as_texts(texts)
         names, given = as_ids(ids, len(texts))
         return self._writer.add(names, given, texts, as_json(metadatas, len(texts)), as_vectors(embeddings))
+
+    def add_parquet(self, path: str | Path, *, partial: bool = False, verify_embedding: bool = True) -> int:
+        """Stream documents with their vectors from Parquet files; as :meth:`add_embeddings`, one transaction a batch.
+
+        The same call again, after a crash or with more parts, writes only what is missing or has changed.
+
+        Args:
+            path: A file, a folder of files, or one written by :func:`llm2vec_gen_st.corpus.encode_corpus` or
+                :meth:`export_parquet`. Columns: ``id``, ``embedding``; if there, ``text`` and ``metadata`` (JSON or a
+                struct); all others become metadata.
+            partial: Whether missing parts of an encoded corpus are accepted.
+            verify_embedding: Whether vectors made by another embedding than the store's are refused.
+
+        Returns:
+            Number of documents added or replaced.
+
+        Raises:
+            StoreError: If a file is not as told above, or embedding or dimension are others; names file and rows.
+            ValueError: If parts are missing or damaged.
+        """
+        return add_parquet(self._database, self._writer, Path(path), partial=partial, verify_embedding=verify_embedding)
 
     def _embed(self, texts: list[str], batch_size: int, show_progress_bar: bool) -> np.ndarray:
         embedding = self._needs_embedding()

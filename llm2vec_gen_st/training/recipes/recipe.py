@@ -64,6 +64,8 @@ class Recipe:
         center_labels: Subtract the mean teacher embedding from all of them.
         normalize_labels: Scale teacher embeddings to length 1 (after centring).
         held_out: Queries kept out of training for evaluation; at most a fifth of them.
+        eval_steps: Steps between evaluations during training, on held-out queries and with the caller's evaluators;
+            0 for none before the end.
         dtype: Dtype of the frozen LLM; suffix and heads are always float32.
         gradient_checkpointing: Recompute activations of the reconstruction pass.
         seed: Of initialisation, split and order.
@@ -113,6 +115,7 @@ class Recipe:
     center_labels: bool = False
     normalize_labels: bool = False
     held_out: int = 0
+    eval_steps: int = 0
     dtype: Literal["auto", "float32", "bfloat16"] = "bfloat16"
     gradient_checkpointing: bool = False
     seed: int = 42
