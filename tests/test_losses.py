@@ -150,7 +150,7 @@ def test_reconstruction_in_groups_is_that_of_the_whole_batch_and_holds_one_group
     )
     found = {}
     for budget in (1000, 26, 1):
-        monkeypatch.setattr("llm2vec_gen_st.losses.reconstruction._GROUP_TOKENS", budget)
+        monkeypatch.setattr("llm2vec_gen_st.losses.reconstruction.GROUP_TOKENS", budget)
         passes.clear()
         loss = reconstruction_loss(llm, prompt, batch["input_ids"], batch["attention_mask"])
         (gradient,) = torch.autograd.grad(loss * 3, prompt)

@@ -77,9 +77,10 @@ def test_mixed_texts_are_hardly_padded_and_take_few_passes(student: LLM2VecGen) 
     with _passes(student.llm) as seen:
         student.encode(texts, batch_size=32)
     assert sum(rows for rows, _ in seen) >= len(texts)
-    assert len(seen) <= len(texts) / 4
+    # Groups of about 512 positions: smaller ones would leave matrix products slow, larger ones would pad more.
+    assert len(seen) <= _positions(seen) / 350
     # Batches in the order given would be padded to twice the useful positions.
-    assert _positions(seen) <= 1.3 * useful
+    assert _positions(seen) <= 1.1 * useful
 
 
 def test_instruction_is_run_once_for_all_texts_of_a_batch(student: LLM2VecGen) -> None:

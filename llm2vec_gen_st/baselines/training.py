@@ -22,6 +22,7 @@ from llm2vec_gen_st.files import write_json
 from llm2vec_gen_st.host_checkpoints import ResumableTrainer, last_checkpoint
 from llm2vec_gen_st.modules.frozen_llm import LORA_FILE
 from llm2vec_gen_st.modules.lora import lora_removed_on_failure
+from llm2vec_gen_st.modules.truncation import warn_once_if_cut
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -175,7 +176,8 @@ def fit(
     kept_length = module.max_seq_length
     module.max_seq_length = stage.max_seq_length
     try:
-        with module.recomputing() if stage.gradient_checkpointing else nullcontext():
+        recomputing = module.recomputing() if stage.gradient_checkpointing else nullcontext()
+        with recomputing, warn_once_if_cut(stage.max_seq_length, "the stage's max_seq_length"):
             trainer = LoraTrainer(
                 model=model,
                 args=_arguments(stage, folder / CHECKPOINTS, progress),

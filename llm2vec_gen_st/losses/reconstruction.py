@@ -13,8 +13,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from llm2vec_gen_st.losses.cross_entropy import chunked_cross_entropy, lm_logits
 from llm2vec_gen_st.modules.groups import similar_lengths, tokens_at_once
 
-# Tokens whose activations exist at once on an accelerator.
-_GROUP_TOKENS = 2048
+GROUP_TOKENS = 2048
+"""Tokens whose activations exist at once on an accelerator."""
 
 
 class _GroupedLoss(torch.autograd.Function):
@@ -95,7 +95,7 @@ def reconstruction_loss(
     sizes = [lengths[row] + soft_prompt.shape[1] for row in rows]
     groups = [
         [rows[place] for place in group]
-        for group in similar_lengths(sizes, tokens_at_once(soft_prompt.device, _GROUP_TOKENS))
+        for group in similar_lengths(sizes, tokens_at_once(soft_prompt.device, GROUP_TOKENS))
     ]
     learning = soft_prompt.requires_grad and torch.is_grad_enabled()
     total: torch.Tensor = _GroupedLoss.apply(soft_prompt, loss_of, groups, learning)

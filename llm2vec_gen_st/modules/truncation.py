@@ -18,15 +18,16 @@ def count_cut(texts: int) -> None:
     if counter is not None:
         counter[0] += texts
     elif texts:
-        logger.warning("%d texts were longer than the limit and were cut.", texts)
+        logger.warning("Texts longer than the limit were cut: %d.", texts)
 
 
 @contextmanager
-def warn_once_if_cut(limit: int) -> Iterator[None]:
+def warn_once_if_cut(limit: int, setting: str = "model.max_seq_length") -> Iterator[None]:
     """Collect the counts of a block and warn once at its end.
 
     Args:
         limit: Text tokens that are kept, named in the warning.
+        setting: What would have to be raised to keep more.
     """
     if _cut.get() is not None:
         yield
@@ -39,7 +40,8 @@ def warn_once_if_cut(limit: int) -> Iterator[None]:
         _cut.reset(token)
         if counter[0]:
             logger.warning(
-                "%d of the inputs were longer than %d tokens and were cut; raise model.max_seq_length to keep more.",
+                "%d of the inputs were longer than %d tokens and were cut; raise %s to keep more.",
                 counter[0],
                 limit,
+                setting,
             )

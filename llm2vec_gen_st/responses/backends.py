@@ -5,13 +5,20 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol
 
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from llm2vec_gen_st.backbone import Backbone, load_backbone
 from llm2vec_gen_st.extras import require
-from llm2vec_gen_st.responses.generation import GenerationSettings, Response, generate_responses, without_reasoning
+from llm2vec_gen_st.responses.generation import (
+    GenerationSettings,
+    Response,
+    as_response,
+    generate_responses,
+    ids_that_end,
+)
+from llm2vec_gen_st.responses.retirement import written_until_end
 from llm2vec_gen_st.text import TextTokenizer, chat_ids
 
 BackendName = Literal["transformers", "vllm"]
@@ -93,7 +100,7 @@ class VllmBackend:
         self._reference = {"id": model, "revision": revision, "dtype": dtype}
         self._tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(model, revision=revision)
         self._plain = TextTokenizer(self._tokenizer)
-        self._ends = _end_of_text_ids(model, revision, self._tokenizer)
+        self._ends = ids_that_end(_generation_config(model, revision), self._tokenizer)
         # Of the model's own generation config nothing is used that the settings do not record.
         self._engine = self._vllm.LLM(model=model, revision=revision, dtype=dtype, generation_config="vllm", **engine)
 
@@ -125,24 +132,16 @@ class VllmBackend:
             for _ in prompts
         ]
         found = self._engine.generate(prompts, sampling, use_tqdm=False)
-        return [self._response([int(token) for token in output.outputs[0].token_ids]) for output in found]
-
-    def _response(self, ids: list[int]) -> Response:
-        end = next((position for position, token in enumerate(ids) if token in self._ends), None)
-        kept = ids if end is None else ids[:end]
-        text = without_reasoning(str(self._tokenizer.decode(kept, skip_special_tokens=True)))
-        flag = "empty" if not text else "cut_off" if end is None else "ok"
-        return Response(text, len(kept), flag)
+        written = (written_until_end([int(token) for token in row.outputs[0].token_ids], self._ends) for row in found)
+        return [as_response(self._tokenizer, row) for row in written]
 
 
-def _end_of_text_ids(model: str, revision: str | None, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Token ids at which the LLM's responses end: those of its generation config and its tokenizer."""
+def _generation_config(model: str, revision: str | None) -> GenerationConfig | None:
     try:
-        found = GenerationConfig.from_pretrained(model, revision=revision or "main").eos_token_id
+        found: GenerationConfig = GenerationConfig.from_pretrained(model, revision=revision or "main")
     except OSError:
-        found = None  # Not every model has such a file.
-    ids = [found] if isinstance(found, int) else list(found or [])
-    return sorted({*ids, *([] if tokenizer.eos_token_id is None else [cast(int, tokenizer.eos_token_id)])})
+        return None  # Not every model has such a file.
+    return found
 
 
 def as_backend(writer: str | Backbone | ResponseBackend, backend: BackendName) -> ResponseBackend:

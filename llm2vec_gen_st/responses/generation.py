@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from llm2vec_gen_st.backbone import Backbone, contiguous_head_input, embedding_weight
 from llm2vec_gen_st.responses.retirement import Written, generate_rows
@@ -51,10 +52,20 @@ class Response:
 
 def end_of_text_ids(backbone: Backbone) -> list[int]:
     """Token ids at which the LLM's own responses end: those of its generation config and its tokenizer."""
-    found = backbone.llm.generation_config.eos_token_id if backbone.llm.generation_config else None
+    return ids_that_end(backbone.llm.generation_config, backbone.tokenizer)
+
+
+def ids_that_end(config: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Token ids at which responses end, by an LLM's generation config, if it has one, and its tokenizer.
+
+    Args:
+        config: The generation config.
+        tokenizer: The tokenizer.
+    """
+    found = None if config is None else config.eos_token_id
     ids = [found] if isinstance(found, int) else list(found or [])
-    if backbone.tokenizer.eos_token_id is not None:
-        ids.append(backbone.tokenizer.eos_token_id)
+    if tokenizer.eos_token_id is not None:
+        ids.append(cast(int, tokenizer.eos_token_id))
     return sorted(set(ids))
 
 
@@ -117,11 +128,17 @@ def generate_responses(
         if settings.temperature > 0:
             torch.manual_seed(settings.seed + seed)
         rows = generate_rows(backbone.llm, ids.to(device), mask.to(device), config, ends)
-    return [_response(backbone, row) for row in rows]
+    return [as_response(backbone.tokenizer, row) for row in rows]
 
 
-def _response(backbone: Backbone, written: Written) -> Response:
-    text = without_reasoning(str(backbone.tokenizer.decode(written.ids, skip_special_tokens=True)))
+def as_response(tokenizer: PreTrainedTokenizerBase, written: Written) -> Response:
+    """Text and flag of what was written.
+
+    Args:
+        tokenizer: The writer's.
+        written: Token ids, without the end-of-text.
+    """
+    text = without_reasoning(str(tokenizer.decode(written.ids, skip_special_tokens=True)))
     if written.non_finite:
         flag = "non_finite"
     elif not text:

@@ -129,7 +129,7 @@ def generate_rows(
         going_on = watch.stopped and ids.shape[1] < longest
         kept = [place for place, ended in enumerate(watch.ended.tolist()) if going_on and not ended]
         for place in sorted(set(range(len(rows))) - set(kept)):
-            found[rows[place]] = _written(ids[place, width:].tolist(), ends, broken[rows[place]])
+            found[rows[place]] = written_until_end(ids[place, width:].tolist(), ends, non_finite=broken[rows[place]])
         rows = [rows[place] for place in kept]
         if cache is not None and rows:
             # On the CPU, since the layers of one cache may lie on several devices.
@@ -152,6 +152,17 @@ def _divisible_cache(llm: PreTrainedModel) -> DynamicCache | None:
     return cache if divisible else None
 
 
-def _written(ids: list[int], ends: list[int], non_finite: bool) -> Written:
+def written_until_end(ids: list[int], ends: list[int], *, non_finite: bool = False) -> Written:
+    """What was written before the first end-of-text.
+
+    Args:
+        ids: Token ids, perhaps with an end-of-text and what came behind it.
+        ends: Token ids of the end-of-text.
+        non_finite: Whether scores were not finite.
+
+    Example:
+        >>> written_until_end([5, 6, 2, 2], [2])
+        Written(ids=[5, 6], ended=True, non_finite=False)
+    """
     end = next((position for position, token in enumerate(ids) if token in ends), None)
     return Written(ids if end is None else ids[:end], end is not None, non_finite)

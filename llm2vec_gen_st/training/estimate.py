@@ -14,6 +14,7 @@ from llm2vec_gen_st.backbone import SMOLLM2_ID, packaged_smollm2
 from llm2vec_gen_st.baselines.llm2vec import published_adapters
 from llm2vec_gen_st.checkpoints.directory import MODULES_FILE
 from llm2vec_gen_st.checkpoints.registry import KNOWN_MODELS
+from llm2vec_gen_st.losses.reconstruction import GROUP_TOKENS
 from llm2vec_gen_st.modules import ResponseHead
 from llm2vec_gen_st.modules.config import read_json, read_json_object
 from llm2vec_gen_st.modules.lora import add_lora, lora_parameters
@@ -324,7 +325,10 @@ def _memory(recipe: Recipe, shape: _Shape, frozen: int, trainable: int) -> dict[
         each = shape.layers * shape.hidden * shape.size + shape.kept if recipe.gradient_checkpointing else 0
         each = each or shape.layers * shape.kept
         length = recipe.compression_tokens + recipe.max_response_tokens - 1
-        found["reconstruction pass: what backward needs"] = float(busiest * length * each)
+        # Rows are run in groups, and what one group needs is gone when the next one is run.
+        found["reconstruction pass: what backward needs"] = float(
+            min(busiest * length, max(length, GROUP_TOKENS)) * each
+        )
         found[f"logits of {_CHUNK} positions, their gradients"] = float(
             _CHUNK * shape.vocabulary * (2 * shape.size + 2 * 4)
         )

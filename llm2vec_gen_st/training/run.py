@@ -22,6 +22,7 @@ from llm2vec_gen_st.host_checkpoints import last_checkpoint
 from llm2vec_gen_st.losses import LLM2VecGenLoss
 from llm2vec_gen_st.model import LLM2VecGen
 from llm2vec_gen_st.modules.lora import lora_removed_on_failure
+from llm2vec_gen_st.modules.truncation import warn_once_if_cut
 from llm2vec_gen_st.training.collator import StudentCollator
 from llm2vec_gen_st.training.data import LABEL, NEGATIVES, load_rows, split_held_out, student_rows
 from llm2vec_gen_st.training.evaluation import ResponseRetrievalEvaluator, held_out_evaluators
@@ -245,7 +246,8 @@ def _run_stages(
         with context:
             with _tensorboard_in(run / "tensorboard" / name):
                 trainer = _trainer(model, dataset, stage, run / CHECKPOINTS / name, settings, evaluated=name == WHOLE)
-            trainer.run_to(stage.max_steps, newest[name])
+            with warn_once_if_cut(model.suffix_transformer.text_limit, "the recipe's max_seq_length"):
+                trainer.run_to(stage.max_steps, newest[name])
         done = history[-1]["step"] if history else 0
         history += [{**row, "step": row["step"] + done} for row in trainer.state.log_history]
         if name == WHOLE and recipe.ridge_refit and labels is not None:

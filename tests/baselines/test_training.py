@@ -250,6 +250,22 @@ def test_gradient_checkpointing_runs_layers_again_and_changes_nothing(kind: str,
         torch.testing.assert_close(again[name], matrix, atol=1e-6, rtol=1e-5, msg=name)
 
 
+def test_texts_cut_in_training_are_told_of_once_a_stage(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each batch of each step has cut texts; one message tells of all of them, and what to raise."""
+    train_llm2vec(
+        tiny_backbone(),
+        [text * 3 for text in FIT],
+        tmp_path / "run",
+        mntp=stage(steps=3, max_seq_length=8),
+        simcse=stage(steps=3, max_seq_length=8),
+        lora=LORA,
+        progress=False,
+    )
+    told = [record.getMessage() for record in caplog.records if "were cut" in record.getMessage()]
+    assert len(told) == 2
+    assert all("longer than 8 tokens" in message and "the stage's max_seq_length" in message for message in told)
+
+
 def test_gradient_checkpointing_is_refused_where_it_cannot_work(tmp_path: Path) -> None:
     rows = [{"anchor": text, "positive": text} for text in FIT]
     with pytest.raises(ValueError, match="GIRCSE cannot be trained with gradient checkpointing"):
