@@ -177,8 +177,9 @@ class System:
 
 
 HYDE_TOKENS = 64
-# The recipe's second stage trains decoding alone and leaves every embedding as it is.
-EMBEDDING_ONLY = {"recon_steps": 0}
+# The recipe's second stage trains decoding alone and leaves every embedding as it is, so one step of it will do. None
+# at all would be another recipe: without that stage the first one trains MLP_recon too.
+EMBEDDING_ONLY = {"recon_steps": 1}
 
 SYSTEMS: dict[str, System] = {
     "mean": System(lambda shop: build("mean", shop.backbone()), learned=False),
