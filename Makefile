@@ -20,6 +20,7 @@ test-slow: $(INSTALLED)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 
 types: $(INSTALLED)
 	$(BIN)/mypy

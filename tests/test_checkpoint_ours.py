@@ -28,7 +28,7 @@ from llm2vec_gen_st.checkpoints.registry import KNOWN_MODELS, KnownModel, find_k
 from llm2vec_gen_st.load_options import LoadOptions
 from llm2vec_gen_st.modules.lora import add_lora, lora_parameters, remove_lora
 from llm2vec_gen_st.modules.tensors import CheckpointError
-from llm2vec_gen_st.testing import tiny_backbone, tiny_model
+from llm2vec_gen_st.testing import saved_base, tiny_backbone, tiny_model
 
 TEXTS = ["where do polar bears live?", "", "rivers " * 400, "<|im_end|> honey 🐝"]
 ROOT = Path(__file__).parent.parent
@@ -56,17 +56,11 @@ def run(code: str, *arguments: str, **environ: str) -> subprocess.CompletedProce
     )
 
 
-def save_backbone(backbone: Backbone, folder: Path) -> Path:
-    backbone.llm.save_pretrained(folder)
-    backbone.tokenizer.save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[LLM2VecGen, Path]:
     """A student on a base model in a local directory, and where it is saved."""
     folder = tmp_path_factory.mktemp("saved")
-    base = save_backbone(tiny_backbone(), folder / "base")
+    base = saved_base(folder / "base")
     model = LLM2VecGen.from_base(
         load_backbone(str(base)), thought_tokens=4, compression_tokens=4, embedding_dim=48, normalize=True, device="cpu"
     )
@@ -222,7 +216,7 @@ def test_another_base_model_is_refused_with_both_fingerprints(saved: Any, tmp_pa
 def test_a_base_directory_may_move_with_the_checkpoint(saved: Any, tmp_path: Path) -> None:
     model, source = saved
     folder = copy_of(source, tmp_path / "student")
-    save_backbone(tiny_backbone(), tmp_path / "base")
+    saved_base(tmp_path / "base")
     base = json.loads((folder / "suffix_config.json").read_text("utf-8"))["base"]
     assert Path(base["id"]).is_absolute()
     edit_json(folder / "suffix_config.json", base={**base, "id": "../base"})
@@ -310,7 +304,7 @@ def test_code_of_a_base_model_is_refused_and_never_asked_about(tmp_path: Path, m
         raise AssertionError("asked on stdin")
 
     monkeypatch.setattr("builtins.input", ask)
-    base = save_backbone(tiny_backbone(), tmp_path / "base")
+    base = saved_base(tmp_path / "base")
     edit_json(
         base / "config.json",
         model_type="unheard-of",

@@ -16,7 +16,7 @@ from llm2vec_gen_st.backbone import load_backbone
 from llm2vec_gen_st.base_reference import BaseModelError, BaseReference, check_base, embedding_sample, fingerprint
 from llm2vec_gen_st.losses import LLM2VecGenLoss
 from llm2vec_gen_st.modules.suffix_transformer import pad_right
-from llm2vec_gen_st.testing import tiny_backbone
+from llm2vec_gen_st.testing import saved_base, tiny_backbone
 
 TEXTS = ["where do polar bears live?", "", "bees make honey " * 30]
 
@@ -31,18 +31,11 @@ def linear_weights(llm: nn.Module) -> list[torch.Tensor]:
     return [module.weight for name, module in linear.items() if name != "lm_head"]
 
 
-def save_base(folder: Path, seed: int = 0) -> Path:
-    backbone = tiny_backbone(seed=seed)
-    backbone.llm.save_pretrained(folder)
-    backbone.tokenizer.save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def exact(tmp_path_factory: pytest.TempPathFactory) -> tuple[LLM2VecGen, Path]:
     """A float32 student, and where it is saved."""
     folder = tmp_path_factory.mktemp("quantized")
-    base = load_backbone(str(save_base(folder / "base")))
+    base = load_backbone(str(saved_base(folder / "base")))
     model = LLM2VecGen.from_base(base, thought_tokens=4, compression_tokens=4, embedding_dim=48, device="cpu")
     model.save_pretrained(str(folder / "student"))
     return model, folder / "student"
@@ -109,7 +102,7 @@ def test_a_quantized_copy_is_accepted_and_another_base_model_is_not(
     caplog.clear()
     check_base(exact[0].backbone.reference, found)
     assert caplog.text == ""
-    other = load_backbone(str(save_base(tmp_path / "other", seed=1)), model_kwargs=int8())
+    other = load_backbone(str(saved_base(tmp_path / "other", tiny_backbone(seed=1))), model_kwargs=int8())
     with pytest.raises(BaseModelError, match="input embeddings differ") as error:
         LLM2VecGen(str(exact[1]), backbone=other)
     assert str(tmp_path / "other") in str(error.value)

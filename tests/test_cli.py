@@ -14,14 +14,13 @@ import numpy as np
 import pytest
 import typer
 from sentence_transformers import SentenceTransformer
-from typer.testing import CliRunner, Result
 
 from llm2vec_gen_st import LLM2VecGen, __version__
-from llm2vec_gen_st.backbone import load_backbone
-from llm2vec_gen_st.cli import app
 from llm2vec_gen_st.files import read_rows
 from llm2vec_gen_st.responses import read_responses
-from llm2vec_gen_st.testing import tiny_backbone
+from llm2vec_gen_st.testing import saved_base, saved_model
+
+from .command_line import fail, run, succeed
 
 COMMANDS = (
     "demo", "encode", "encode-corpus", "decode", "explain", "map", "respond", "train", "convert", "info",
@@ -32,40 +31,12 @@ TEXTS = ["where do polar bears live?", "who makes [honey]?"]
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("base")
-    backbone = tiny_backbone()
-    backbone.llm.save_pretrained(folder)
-    backbone.tokenizer.save_pretrained(folder)
-    return folder
+    return saved_base(tmp_path_factory.mktemp("base"))
 
 
 @pytest.fixture(scope="module")
 def saved(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("students") / "student"
-    model = LLM2VecGen.from_base(
-        load_backbone(str(base)), thought_tokens=4, compression_tokens=4, embedding_dim=48, device="cpu"
-    )
-    model.save_pretrained(str(folder))
-    return folder
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
-
-
-def succeed(*arguments: object) -> str:
-    result = run(*arguments)
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
-def fail(*arguments: object) -> str:
-    result = run(*arguments)
-    assert result.exit_code == 1, result.output
-    assert "Traceback" not in result.output
-    assert result.stderr.startswith("Error: ")
-    assert len(result.stderr.strip().splitlines()) == 1
-    return result.stderr
+    return saved_model(tmp_path_factory.mktemp("students") / "student", base)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -9,12 +9,11 @@ import pytest
 from langchain_core.documents import Document
 from langchain_llm2vec_gen import ChatLLM2VecGen, FaissStore
 from langchain_llm2vec_gen.rag import messages
-from typer.testing import CliRunner, Result
 
 from llm2vec_gen_st import LLM2VecGen
-from llm2vec_gen_st.backbone import load_backbone
-from llm2vec_gen_st.cli import app
-from llm2vec_gen_st.testing import tiny_backbone, tiny_model
+from llm2vec_gen_st.testing import saved_base, saved_model, tiny_backbone
+
+from .command_line import fail, succeed
 
 COMMANDS = ("index", "search", "ask")
 
@@ -25,11 +24,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     backbone = tiny_backbone()
     # The random LLM goes on with the prompt's last word; this makes it one that can be seen.
     backbone.tokenizer.chat_template = f"{backbone.tokenizer.chat_template}Bees"
-    backbone.llm.save_pretrained(folder / "base")
-    backbone.tokenizer.save_pretrained(folder / "base")
+    base = saved_base(folder / "base", backbone)
     for seed in (0, 1):
-        model = tiny_model(seed=seed, backbone=load_backbone(str(folder / "base")))
-        model.save_pretrained(str(folder / f"student{seed}"))
+        saved_model(folder / f"student{seed}", base, seed=seed)
     return folder / "student0"
 
 
@@ -49,24 +46,6 @@ def store(saved: Path, docs: Path, tmp_path: Path) -> Path:
     path = tmp_path / "corpus.store"
     succeed("index", docs, "--store", path, "--model", saved)
     return path
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
-
-
-def succeed(*arguments: object) -> str:
-    result = run(*arguments)
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
-def fail(*arguments: object) -> str:
-    result = run(*arguments)
-    assert result.exit_code == 1, result.output
-    assert result.stderr.startswith("Error: ")
-    assert len(result.stderr.strip().splitlines()) == 1
-    return result.stderr
 
 
 @pytest.mark.parametrize("command", COMMANDS)

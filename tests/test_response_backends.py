@@ -19,7 +19,7 @@ from llm2vec_gen_st.cli import app
 from llm2vec_gen_st.extras import MissingExtraError
 from llm2vec_gen_st.responses import GenerationSettings, VllmBackend, read_responses, write_responses
 from llm2vec_gen_st.responses.backends import TransformersBackend
-from llm2vec_gen_st.testing import tiny_backbone
+from llm2vec_gen_st.testing import saved_base, tiny_backbone
 
 EVERY = ("ok", "cut_off", "empty", "non_finite")
 SCRIPT = {
@@ -87,11 +87,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("base")
-    backbone = tiny_backbone()
-    backbone.llm.save_pretrained(folder)
-    backbone.tokenizer.save_pretrained(folder)
-    return str(folder)
+    return str(saved_base(tmp_path_factory.mktemp("base")))
 
 
 def write(folder: Path, writer: Any, queries: Any = tuple(SCRIPT), **options: Any) -> list[dict[str, Any]]:

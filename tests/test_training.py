@@ -18,7 +18,7 @@ from datasets import Dataset
 from llm2vec_gen_st import LLM2VecGen
 from llm2vec_gen_st.interpret import decode_ids
 from llm2vec_gen_st.losses import LLM2VecGenLoss
-from llm2vec_gen_st.testing import tiny_backbone, tiny_model
+from llm2vec_gen_st.testing import saved_base, tiny_backbone, tiny_model
 from llm2vec_gen_st.training import RECIPES, Recipe, StudentCollator, ridge_heads, suffix_from_text, train
 from llm2vec_gen_st.training.data import (
     load_rows,
@@ -71,14 +71,6 @@ def losses(folder: Path, key: str = "loss") -> list[float]:
     """Values of one key of a run's log, in order."""
     lines = (folder / "training" / "log.jsonl").read_text(encoding="utf-8").splitlines()
     return [float(row[key]) for row in map(json.loads, lines) if key in row]
-
-
-def saved_base(folder: Path) -> str:
-    """A tiny base model in a local directory."""
-    backbone = tiny_backbone()
-    backbone.llm.save_pretrained(folder)
-    backbone.tokenizer.save_pretrained(folder)
-    return str(folder)
 
 
 def test_base_is_untouched_and_student_changes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,7 +142,7 @@ print("BUILT", len(built))
 
 def test_resumed_run_repeats_the_unbroken_one(tmp_path: Path) -> None:
     """C2: killed after step 25 and started again in a new process, steps 21 to 40 have the losses of one run."""
-    base = saved_base(tmp_path / "base")
+    base = str(saved_base(tmp_path / "base"))
     settings = {"tests": str(Path(__file__).parent), "base": base}
 
     def run(out: Path, stop: int) -> subprocess.CompletedProcess[str]:

@@ -177,9 +177,8 @@ class System:
 
 
 HYDE_TOKENS = 64
-# The recipe's second stage trains decoding alone and leaves every embedding as it is, so one step of it will do. None
-# at all would be another recipe: without that stage the first one trains MLP_recon too.
-EMBEDDING_ONLY = {"recon_steps": 1}
+# The recipe's second stage trains decoding alone and leaves every embedding as it is.
+EMBEDDING_ONLY = {"recon_steps": 0}
 
 SYSTEMS: dict[str, System] = {
     "mean": System(lambda shop: build("mean", shop.backbone()), learned=False),
@@ -211,7 +210,13 @@ SYSTEMS: dict[str, System] = {
     "student of self": System(lambda shop: LLM2VecGen("llm2vec-gen-smollm2-135m-self", backbone=shop.backbone())),
     "student of self, random start": System(
         lambda shop: shop.student(
-            "self-random", "self", init="random", learning_rate=1e-3, align_learning_rate=None, **EMBEDDING_ONLY
+            "self-random",
+            "self",
+            init="random",
+            learning_rate=1e-3,
+            align_learning_rate=None,
+            recon_learning_rate=None,
+            **EMBEDDING_ONLY,
         )
     ),
     "student of self, both losses at once": System(

@@ -15,6 +15,7 @@ import random
 import shutil
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -114,12 +115,7 @@ def by_size(work: Path, sizes: list[int]) -> tuple[list[int], list[float]]:
     for size in sizes:
         with FaissStore(store_path(work, size), read_only=True) as store:
             store.similarity_search_by_vector(queries[0], K)
-            times.append(
-                median(
-                    seconds(lambda: store.similarity_search_by_vector(query, K))[0]  # noqa: B023
-                    for query in queries
-                )
-            )
+            times.append(median(seconds(partial(store.similarity_search_by_vector, query, K))[0] for query in queries))
     return sizes, times
 
 
@@ -128,7 +124,7 @@ def in_turns(run: Callable[[int], Any], sizes: Any, repeats: int) -> list[float]
     times: dict[int, list[float]] = {size: [] for size in sizes}
     for number in range(repeats + 1):
         for size in sizes:
-            took, _ = seconds(lambda: run(size))  # noqa: B023
+            took, _ = seconds(partial(run, size))
             if number:  # The first round only warms up.
                 times[size].append(took)
     return [median(found) for found in times.values()]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -56,7 +57,7 @@ def main() -> None:
         for _ in range(given.repeats):
             for words in LENGTHS:
                 for name, (encode, count) in ways.items():
-                    times[name][words] += [seconds(lambda: encode(query(words)))[0] for _ in range(count)]  # noqa: B023
+                    times[name][words] += [seconds(partial(encode, query(words)))[0] for _ in range(count)]
         written[dtype] = (peer[0].writer.generated_tokens - before) / given.repeats / len(LENGTHS)
     summarize(given, times, written)
 

@@ -116,11 +116,9 @@ def _changed(recipe: Recipe, axis: str, value: str) -> Recipe:
     # A head of random weights is far from where ridge regression puts one, and needs the suffix's rate.
     random: dict[str, Any] = {"init": "random", "ridge_refit": False, "align_learning_rate": None}
     if axis == "losses":
-        # Where MLP_recon learns in a stage of its own, it stands still before: the alignment alone must not move it.
-        still = {} if recipe.recon_weight else {"recon_learning_rate": 0.0}
         changes: dict[str, dict[str, Any]] = {
             "both": {},
-            "alignment": {"recon_weight": 0.0, "recon_steps": 0, **still},
+            "alignment": {"recon_weight": 0.0, "recon_steps": 0},
             # Without a teacher there is nothing to regress on.
             "reconstruction": {**random, "align_weight": 0.0, "recon_weight": recipe.recon_weight or 1.0},
         }

@@ -62,8 +62,11 @@ def select_trainable(model: LLM2VecGen, stage: str, recipe: Recipe) -> None:
         own += lora_parameters(model.llm).values()
     for parameter in own:
         parameter.requires_grad_(stage == WHOLE)
-    if head.mlp_recon is not None and recipe.recon_steps:
-        head.mlp_recon.requires_grad_(stage == RECONSTRUCTION or recipe.recon_weight > 0)
+    if head.mlp_recon is not None:
+        # Without a reconstruction loss it stands still if its own stage is to come, or if ridge regression has set it:
+        # MLP_align behind it can give whatever the alignment asks for, and trained both they pull each other away.
+        still = not recipe.recon_weight and (recipe.recon_steps > 0 or recipe.init == "ridge")
+        head.mlp_recon.requires_grad_(stage == RECONSTRUCTION or not still)
     if head.mlp_align is not None and not (recipe.align_weight or recipe.margin_weight):
         # No loss reaches it, and several processes would wait for its gradient.
         head.mlp_align.requires_grad_(False)

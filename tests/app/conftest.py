@@ -13,9 +13,8 @@ pytest.importorskip("faiss")
 
 from llm2vec_gen_st import LLM2VecGen
 from llm2vec_gen_st.app import passages_store
-from llm2vec_gen_st.backbone import load_backbone
 from llm2vec_gen_st.demo.run import Passage
-from llm2vec_gen_st.testing import tiny_backbone
+from llm2vec_gen_st.testing import saved_model
 
 if TYPE_CHECKING:
     from langchain_llm2vec_gen import FaissStore
@@ -31,15 +30,7 @@ PASSAGES = [
 @pytest.fixture(scope="session")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A student's folder, its base beside it."""
-    folder = tmp_path_factory.mktemp("shown")
-    backbone = tiny_backbone()
-    backbone.llm.save_pretrained(folder / "base")
-    backbone.tokenizer.save_pretrained(folder / "base")
-    model = LLM2VecGen.from_base(
-        load_backbone(str(folder / "base")), thought_tokens=4, compression_tokens=4, embedding_dim=48, device="cpu"
-    )
-    model.save_pretrained(str(folder / "student"))
-    return folder / "student"
+    return saved_model(tmp_path_factory.mktemp("shown") / "student")
 
 
 @pytest.fixture(scope="session")

@@ -10,16 +10,15 @@ from typing import Any
 
 import pytest
 from langchain_llm2vec_gen import FaissStore, LLM2VecGenEmbeddings
-from typer.testing import CliRunner, Result
 
 import llm2vec_gen_st.app.page as page_module
 from llm2vec_gen_st import LLM2VecGen
 from llm2vec_gen_st.app import QueryReader
 from llm2vec_gen_st.app.page import build_page, serve, updates
-from llm2vec_gen_st.cli import app
 from llm2vec_gen_st.demo import load_passages
 from llm2vec_gen_st.testing import tiny_model
 
+from ..command_line import fail, run
 from .conftest import PASSAGES
 
 
@@ -66,18 +65,6 @@ def test_a_store_that_cannot_be_searched_is_a_sentence_in_the_page(store: FaissS
     assert 'role="alert"' in status
     assert "8" in status
     assert found is None
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
-
-
-def fail(*arguments: object) -> str:
-    result = run(*arguments)
-    assert result.exit_code == 1, result.output
-    assert result.stderr.startswith("Error: ")
-    assert len(result.stderr.strip().splitlines()) == 1
-    return result.stderr
 
 
 @pytest.fixture

@@ -6,13 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from llm2vec_gen_st.testing import tiny_backbone
+from llm2vec_gen_st.testing import saved_base
 
 
 @pytest.fixture(scope="session")
 def llama_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("llama")
-    backbone = tiny_backbone()
-    backbone.llm.save_pretrained(folder)
-    backbone.tokenizer.save_pretrained(folder)
-    return folder
+    return saved_base(tmp_path_factory.mktemp("llama"))

@@ -19,7 +19,7 @@ from llm2vec_gen_st.baselines.bidirectional import bidirectional_states
 from llm2vec_gen_st.baselines.llm2vec import attention_dropout, published_adapters
 from llm2vec_gen_st.modules.tensors import CheckpointError
 from llm2vec_gen_st.teachers import teacher_embeddings
-from llm2vec_gen_st.testing import tiny_backbone
+from llm2vec_gen_st.testing import saved_base, tiny_backbone
 
 from .families import TEXTS, family, states_by_hand
 
@@ -142,11 +142,7 @@ def test_an_attention_that_takes_no_ready_mask_is_refused() -> None:
 
 @pytest.fixture(scope="module")
 def base_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("base")
-    backbone = family("llama")
-    backbone.llm.save_pretrained(folder)
-    backbone.tokenizer.save_pretrained(folder)
-    return folder
+    return saved_base(tmp_path_factory.mktemp("base"), family("llama"))
 
 
 def _adapter(folder: Path, base: Path, seed: int, *, headless: bool, **options: Any) -> Path:

@@ -11,7 +11,6 @@ import random
 import resource
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +25,8 @@ from llm2vec_gen_st.corpus import encode_corpus, finished_parts
 from llm2vec_gen_st.files import read_rows
 from llm2vec_gen_st.parts import PartFolder
 from llm2vec_gen_st.responses import read_responses, write_responses
+
+from ..forking import server_of_workers
 
 WORKER = Path(__file__).with_name("parts_worker.py")
 KINDS = ["responses", "corpus"]
@@ -44,15 +45,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[subprocess.Popen[str]]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [sys.executable, str(WORKER)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, env=environment,
-    )  # fmt: skip
-    yield process
-    assert process.stdin is not None
-    process.stdin.close()
-    process.wait(timeout=60)
+    with server_of_workers(WORKER) as process:
+        yield process
 
 
 def start(server: subprocess.Popen[str], kind: str, folder: Path, corpus: Path) -> int:

@@ -25,6 +25,7 @@ from llm2vec_gen_st.cli import app
 from llm2vec_gen_st.evaluation import read_results
 from llm2vec_gen_st.evaluation.loading import load_model
 from llm2vec_gen_st.modules.tensors import CheckpointError
+from llm2vec_gen_st.testing import saved_base
 
 
 @pytest.fixture
@@ -37,9 +38,7 @@ def saved(student: LLM2VecGen, tmp_path: Path) -> Path:
 @pytest.fixture
 def base(backbone: Backbone, tmp_path: Path) -> Path:
     """A base LLM on disk."""
-    backbone.llm.save_pretrained(str(tmp_path / "base"))
-    backbone.tokenizer.save_pretrained(str(tmp_path / "base"))
-    return tmp_path / "base"
+    return saved_base(tmp_path / "base", backbone)
 
 
 def run(*arguments: str | Path) -> Result:

@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from llm2vec_gen_st import LLM2VecGen
-from llm2vec_gen_st.backbone import load_backbone
-from llm2vec_gen_st.cli import app
 from llm2vec_gen_st.files import read_rows
 from llm2vec_gen_st.interpret import Dropping, LatentLens, build_latent_lens, idea_map, latent_chain, logit_lens
 from llm2vec_gen_st.responses import GenerationSettings, write_responses
 from llm2vec_gen_st.responses.generation import Response
-from llm2vec_gen_st.testing import tiny_backbone
+from llm2vec_gen_st.testing import saved_model
+
+from ..command_line import fail, succeed
 
 TEXTS = ["where do polar bears live?", "who makes [honey]?"]
 CORPUS = ["Bees make honey [and wax].", "Rivers carry water to the sea."]
@@ -39,38 +38,12 @@ class Answers:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("explained")
-    backbone = tiny_backbone()
-    backbone.llm.save_pretrained(folder / "base")
-    backbone.tokenizer.save_pretrained(folder / "base")
-    model = LLM2VecGen.from_base(
-        load_backbone(str(folder / "base")), thought_tokens=4, compression_tokens=4, embedding_dim=48, device="cpu"
-    )
-    model.save_pretrained(str(folder / "student"))
-    return folder / "student"
+    return saved_model(tmp_path_factory.mktemp("explained") / "student")
 
 
 @pytest.fixture(scope="module")
 def model(saved: Path) -> LLM2VecGen:
     return LLM2VecGen(str(saved), device="cpu")
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "250"})
-
-
-def succeed(*arguments: object) -> str:
-    result = run(*arguments)
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
-def fail(*arguments: object) -> str:
-    result = run(*arguments)
-    assert result.exit_code == 1, result.output
-    assert result.stderr.startswith("Error: ")
-    assert len(result.stderr.strip().splitlines()) == 1
-    return result.stderr
 
 
 def test_explain_prints_and_writes_what_the_functions_find(saved: Path, model: LLM2VecGen, tmp_path: Path) -> None:

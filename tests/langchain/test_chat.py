@@ -39,7 +39,7 @@ from llm2vec_gen_st import LLM2VecGen
 from llm2vec_gen_st.backbone import Backbone
 from llm2vec_gen_st.modules.lora import lora_parameters
 from llm2vec_gen_st.responses.generation import without_reasoning
-from llm2vec_gen_st.testing import tiny_backbone, tiny_model
+from llm2vec_gen_st.testing import saved_model, tiny_backbone, tiny_model
 
 QUESTION = "Where do polar bears live?"
 # With tied embeddings a random LLM repeats the prompt's last token, a line break, which is no answer.
@@ -136,12 +136,7 @@ class _Says:
 
 
 def test_the_base_model_is_loaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = tiny_backbone()
-    source.llm.save_pretrained(tmp_path / "base")
-    source.tokenizer.save_pretrained(tmp_path / "base")
-    LLM2VecGen.from_base(
-        str(tmp_path / "base"), thought_tokens=2, compression_tokens=2, embedding_dim=8, device="cpu"
-    ).save_pretrained(str(tmp_path / "student"))
+    saved_model(tmp_path / "student")
     loads: list[Any] = []
     original = AutoModelForCausalLM.from_pretrained
 

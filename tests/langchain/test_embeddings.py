@@ -26,7 +26,7 @@ from sentence_transformers.base.modules import Normalize
 
 from llm2vec_gen_st import LLM2VecGen
 from llm2vec_gen_st.modules.lora import lora_parameters
-from llm2vec_gen_st.testing import tiny_backbone, tiny_model
+from llm2vec_gen_st.testing import saved_model, tiny_backbone, tiny_model
 
 MODEL = tiny_model()
 ODD = [
@@ -70,14 +70,7 @@ def embeddings() -> LLM2VecGenEmbeddings:
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A student beside its base model."""
-    folder = tmp_path_factory.mktemp("saved")
-    backbone = tiny_backbone()
-    backbone.llm.save_pretrained(folder / "base")
-    backbone.tokenizer.save_pretrained(folder / "base")
-    LLM2VecGen.from_base(
-        str(folder / "base"), thought_tokens=4, compression_tokens=4, embedding_dim=48, device="cpu"
-    ).save_pretrained(str(folder / "student"))
-    return folder / "student"
+    return saved_model(tmp_path_factory.mktemp("saved") / "student")
 
 
 def test_queries_and_documents_get_their_own_instruction(embeddings: LLM2VecGenEmbeddings) -> None:

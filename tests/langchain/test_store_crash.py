@@ -10,7 +10,6 @@ import shutil
 import signal
 import sqlite3
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,6 +21,8 @@ import numpy as np
 import pytest
 from langchain_llm2vec_gen import FaissStore
 from langchain_llm2vec_gen.store import StoreError
+
+from ..forking import server_of_workers
 
 WORKER = Path(__file__).with_name("store_worker.py")
 INDEXES = ["flat", "hnsw", "IVF2,Flat"]
@@ -41,15 +42,8 @@ def scripted() -> ModuleType:
 
 @pytest.fixture
 def server() -> Iterator[subprocess.Popen[str]]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [sys.executable, str(WORKER)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, env=environment,
-    )  # fmt: skip
-    yield process
-    assert process.stdin is not None
-    process.stdin.close()
-    process.wait(timeout=60)
+    with server_of_workers(WORKER) as process:
+        yield process
 
 
 class Work:

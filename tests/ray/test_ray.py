@@ -18,13 +18,11 @@ from ray_llm2vec_gen import encode_corpus, write_responses
 from ray_llm2vec_gen.embeddings import CorpusWorker
 from ray_llm2vec_gen.responses import ResponseWorker
 
-from llm2vec_gen_st import LLM2VecGen
 from llm2vec_gen_st import corpus as plain_corpus
 from llm2vec_gen_st import responses as plain_responses
-from llm2vec_gen_st.backbone import load_backbone
 from llm2vec_gen_st.corpus.plan import plan_corpus
 from llm2vec_gen_st.responses.store import plan_responses
-from llm2vec_gen_st.testing import tiny_backbone
+from llm2vec_gen_st.testing import saved_base, saved_model
 
 psutil = pytest.importorskip("psutil")
 ROWS = 1600
@@ -33,21 +31,12 @@ EVERY = ("ok", "cut_off", "empty")
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("base")
-    backbone = tiny_backbone()
-    backbone.llm.save_pretrained(folder)
-    backbone.tokenizer.save_pretrained(folder)
-    return folder
+    return saved_base(tmp_path_factory.mktemp("base"))
 
 
 @pytest.fixture(scope="module")
 def saved(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("students") / "student"
-    model = LLM2VecGen.from_base(
-        load_backbone(str(base)), thought_tokens=4, compression_tokens=4, embedding_dim=48, device="cpu"
-    )
-    model.save_pretrained(str(folder))
-    return folder
+    return saved_model(tmp_path_factory.mktemp("students") / "student", base)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from llm2vec_gen_st import LLM2VecGen
-from llm2vec_gen_st.testing import tiny_backbone
+from llm2vec_gen_st.testing import saved_base
 
 from .tiny import rows
 
@@ -77,9 +77,7 @@ app(["train", {data!r}, "--output", {out!r}, "--base", {base!r}, "--teacher", "s
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A base model, data and a recipe in files."""
     folder = tmp_path_factory.mktemp("work")
-    backbone = tiny_backbone()
-    backbone.llm.save_pretrained(folder / "base")
-    backbone.tokenizer.save_pretrained(folder / "base")
+    saved_base(folder / "base")
     data = rows(48).remove_columns("label")
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in data))
     (folder / "recipe.json").write_text(json.dumps(RECIPE))

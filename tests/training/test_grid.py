@@ -16,7 +16,7 @@ from llm2vec_gen_st.backbone import Backbone
 from llm2vec_gen_st.base_reference import BaseReference
 from llm2vec_gen_st.cli import app
 from llm2vec_gen_st.modules.lora import lora_parameters
-from llm2vec_gen_st.testing import tiny_backbone
+from llm2vec_gen_st.testing import saved_base, tiny_backbone
 from llm2vec_gen_st.training import Recipe
 from llm2vec_gen_st.training import grid as grid_module
 from llm2vec_gen_st.training.grid import DISTANCE, OWN, RECONSTRUCTION, TAUGHT, points, run_grid
@@ -161,9 +161,7 @@ def test_what_cannot_be_compared_is_refused_first(tmp_path: Path, monkeypatch: p
 
 
 def test_the_command_runs_a_grid(tmp_path: Path) -> None:
-    backbone = tiny_backbone()
-    backbone.llm.save_pretrained(tmp_path / "base")
-    backbone.tokenizer.save_pretrained(tmp_path / "base")
+    saved_base(tmp_path / "base")
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in data()))
     (tmp_path / "small.json").write_text(json.dumps({"extends": "smollm2-135m", "held_out": 12, "max_steps": 2}))
     command = [

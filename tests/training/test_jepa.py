@@ -30,10 +30,14 @@ def test_the_embedding_is_the_same_however_long_the_reconstruction_stage(tmp_pat
             batch_size=8, recon_steps=recon_steps, recon_learning_rate=1e-2, progress=False,
         )  # fmt: skip
 
-    short, long = student(1), student(8)
+    none, short, long = student(0), student(1), student(8)
     texts = [query for query, _ in PAIRS]
     expected = short.encode(texts)
-    np.testing.assert_allclose(long.encode(texts), expected, atol=1e-4 * np.abs(expected).max())
-    torch.testing.assert_close(long.suffix_transformer.suffix, short.suffix_transformer.suffix)
-    one, other = short.encode_soft_prompts(texts), long.encode_soft_prompts(texts)
-    assert (one - other).abs().max() > 0.1 * one.abs().max()
+    for other in (none, long):
+        np.testing.assert_allclose(other.encode(texts), expected, atol=1e-4 * np.abs(expected).max())
+        torch.testing.assert_close(other.suffix_transformer.suffix, short.suffix_transformer.suffix)
+    recon = none.response_head.mlp_recon
+    assert recon is not None
+    assert torch.equal(recon.weight, torch.eye(64) * recon.weight[0, 0]), "the alignment has moved it"
+    one, two = short.encode_soft_prompts(texts), long.encode_soft_prompts(texts)
+    assert (one - two).abs().max() > 0.1 * one.abs().max()

@@ -16,7 +16,7 @@ from transformers import AutoModel
 from llm2vec_gen_st.backbone import load_backbone
 from llm2vec_gen_st.baselines import StageSettings, llm2vec, train_llm2vec
 from llm2vec_gen_st.modules.lora import lora_parameters
-from llm2vec_gen_st.testing import tiny_backbone
+from llm2vec_gen_st.testing import saved_base, tiny_backbone
 from llm2vec_gen_st.training import Recipe, train
 from llm2vec_gen_st.training.data import load_rows, split_held_out, student_rows
 from llm2vec_gen_st.training.record import read_record
@@ -27,11 +27,7 @@ from .tiny import TINY, rows
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("base")
-    backbone = tiny_backbone()
-    backbone.llm.save_pretrained(folder)
-    backbone.tokenizer.save_pretrained(folder)
-    return folder
+    return saved_base(tmp_path_factory.mktemp("base"))
 
 
 @pytest.fixture(scope="module")

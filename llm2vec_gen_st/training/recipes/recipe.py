@@ -37,8 +37,8 @@ class Recipe:
             the suffix.
         recon_learning_rate: Peak rate of MLP_recon, if another.
         recon_steps: Steps after the others in which MLP_recon alone learns to reconstruct, on standardized states,
-            while suffix and embeddings stay as they are (with ``recon_weight`` 0, the first steps then leave MLP_recon
-            alone). The two losses cannot hurt each other this way, and steps that only align cost half.
+            while suffix and embeddings stay as they are. The two losses cannot hurt each other this way, and steps that
+            only align cost half.
         ridge_refit: Set MLP_align by ridge regression once more when the suffix has been trained.
         scheduler: Learning-rate schedule of the host.
         warmup_steps: Linear warm-up.
@@ -50,7 +50,8 @@ class Recipe:
         gradient_accumulation: Batches a step.
         max_seq_length: Query tokens, suffix included.
         max_response_tokens: Tokens of a reconstruction target.
-        recon_weight: Weight of L_recon.
+        recon_weight: Weight of L_recon. With 0, the alignment leaves MLP_recon alone if it learns in ``recon_steps`` or
+            if ``init`` is ``ridge``, and trains it with the rest if not.
         recon_share: Share of each batch that is reconstructed; below 1 the estimate stays unbiased and costs less.
         align_weight: Weight of L_align.
         align_reduction: ``mean`` or ``sum`` over D.
