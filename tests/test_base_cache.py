@@ -32,19 +32,6 @@ from llm2vec_gen_st.base_reference import BaseModelError
 from llm2vec_gen_st.testing import tiny_backbone
 
 CONTENT = {"a.bin": bytes(range(256)) * 8, "b.json": b'{"b": 1}\n', "c.txt": b"c"}
-HEAVY = {
-    *(
-        "accelerate",
-        "bitsandbytes",
-        "datasets",
-        "faiss",
-        "gguf",
-        "gradio",
-        "langchain_core",
-        "langchain_text_splitters",
-    ),
-    *("matplotlib", "mteb", "pandas", "peft", "pyarrow", "ray", "scipy", "sklearn", "torchao", "vllm"),
-}
 
 
 class Writer:
@@ -618,31 +605,3 @@ def test_packaged_model_through_the_cache_is_the_files(tmp_path: Path) -> None:
     ids = torch.randint(0, 49152, (2, 9))
     for tokens in (ids, ids[:1, :1]):
         assert torch.equal(found.llm(tokens).logits, expected.llm(tokens).logits)
-
-
-# Importing
-
-
-def _modules_after(code: str, before: str = "") -> set[str]:
-    """Top-level names of the modules that code imports, beyond those imported before it."""
-    script = f"""
-import sys
-{before}
-known = set(sys.modules)
-{code}
-print(*{{name.partition(".")[0] for name in set(sys.modules) - known}})
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    return set(done.stdout.split())
-
-
-def test_importing_the_package_imports_nothing_heavy() -> None:
-    found = _modules_after("import llm2vec_gen_st")
-    assert "llm2vec_gen_st" in found
-    assert not found & (HEAVY | {"torch", "transformers", "sentence_transformers", "numpy"})
-
-
-def test_the_model_imports_nothing_heavy_that_its_host_does_not() -> None:
-    found = _modules_after("from llm2vec_gen_st import LLM2VecGen", before="import sentence_transformers")
-    assert "llm2vec_gen_st" in found
-    assert not found & HEAVY

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -53,3 +54,9 @@ def hashing() -> ToyEmbeddings:
 def toy() -> Callable[..., ToyEmbeddings]:
     """Makes an embedding of chosen vectors."""
     return ToyEmbeddings
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where a store may go."""
+    return tmp_path / "corpus.store"
