@@ -56,6 +56,37 @@ def as_texts(inputs: Any) -> str | list[str]:
     return [str(item) for item in items]
 
 
+def as_rows(inputs: Any) -> list[str]:
+    """As :func:`as_texts`, with a single string as a list of one.
+
+    Args:
+        inputs: A string or any iterable of strings.
+
+    Raises:
+        TypeError: If they are anything else; names the first wrong position.
+
+    Example:
+        >>> as_rows("a"), as_rows(("a", "b"))
+        (['a'], ['a', 'b'])
+    """
+    texts = as_texts(inputs)
+    return [texts] if isinstance(texts, str) else texts
+
+
+def instruction_options(prompt_name: str | None, prompt: str | None) -> dict[str, Any]:
+    """The one of two ways to say an instruction that counts: itself if it is given, or else its name.
+
+    Args:
+        prompt_name: Name of the instruction.
+        prompt: The instruction itself.
+
+    Example:
+        >>> instruction_options("query", None), instruction_options("query", "")
+        ({'prompt_name': 'query'}, {'prompt': ''})
+    """
+    return {"prompt_name": prompt_name} if prompt is None else {"prompt": prompt}
+
+
 def named_options(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Options of the host's ``encode`` by name.
 

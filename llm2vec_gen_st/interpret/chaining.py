@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import cosine_similarity
 
 from llm2vec_gen_st.backbone import embedding_weight
-from llm2vec_gen_st.encoding import as_texts
+from llm2vec_gen_st.encoding import as_rows, instruction_options
 from llm2vec_gen_st.interpret.states import check_states, compression_states, states_behind
 from llm2vec_gen_st.modules.lora import lora_enabled
 from llm2vec_gen_st.modules.truncation import count_cut, warn_once_if_cut
@@ -87,9 +87,8 @@ def latent_chain(
     """
     if steps < 0:
         raise ValueError(f"steps must not be negative, got {steps}.")
-    given = as_texts(texts)
-    rows = [given] if isinstance(given, str) else given
-    instruction: dict[str, Any] = {"prompt": prompt} if prompt is not None else {"prompt_name": prompt_name}
+    rows = as_rows(texts)
+    instruction = instruction_options(prompt_name, prompt)
     with warn_once_if_cut(model.suffix_transformer.text_limit):
         texts_before = _texts_before(model, rows, instruction) if behind_text else [[] for _ in rows]
         states = compression_states(model, rows, **instruction)

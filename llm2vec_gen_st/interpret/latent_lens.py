@@ -19,7 +19,7 @@ from typing_extensions import Self
 
 from llm2vec_gen_st.backbone import embedding_weight
 from llm2vec_gen_st.base_reference import BaseModelError, BaseReference, check_base
-from llm2vec_gen_st.encoding import as_texts
+from llm2vec_gen_st.encoding import as_rows, instruction_options
 from llm2vec_gen_st.extras import require
 from llm2vec_gen_st.files import write_json
 from llm2vec_gen_st.interpret.contexts import (
@@ -178,9 +178,8 @@ class LatentLens:
         """
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}.")
-        given = as_texts(texts)
-        inputs = [given] if isinstance(given, str) else given
-        instruction = {"prompt": prompt} if prompt is not None else {"prompt_name": prompt_name}
+        inputs = as_rows(texts)
+        instruction = instruction_options(prompt_name, prompt)
         states = compression_states(self._model, inputs, layer=self.layer, **instruction)
         n = states.shape[1]
         if not inputs:

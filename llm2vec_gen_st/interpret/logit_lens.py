@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from llm2vec_gen_st.encoding import as_texts
+from llm2vec_gen_st.encoding import as_rows, instruction_options
 from llm2vec_gen_st.interpret.dropping import Dropping, words_of
 from llm2vec_gen_st.interpret.states import compression_states
 from llm2vec_gen_st.losses.cross_entropy import check_lm_logits, lm_logits
@@ -87,9 +87,8 @@ def logit_lens(
     """
     if top_k < 1:
         raise ValueError(f"top_k must be at least 1, got {top_k}.")
-    given = as_texts(texts)
-    rows = [given] if isinstance(given, str) else given
-    instruction = {"prompt": prompt} if prompt is not None else {"prompt_name": prompt_name}
+    rows = as_rows(texts)
+    instruction = instruction_options(prompt_name, prompt)
     states = compression_states(model, rows, **instruction)
     n = states.shape[1]
     vocabulary = Vocabulary(model)

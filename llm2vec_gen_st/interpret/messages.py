@@ -15,7 +15,7 @@ from safetensors.torch import load, save
 
 from llm2vec_gen_st.backbone import embedding_weight
 from llm2vec_gen_st.base_reference import BaseReference, compare_bases
-from llm2vec_gen_st.encoding import as_texts
+from llm2vec_gen_st.encoding import as_rows, instruction_options
 from llm2vec_gen_st.fingerprint import student_fingerprint
 from llm2vec_gen_st.interpret.decode import decode_ids, decoded_texts
 from llm2vec_gen_st.modules.lora import lora_enabled
@@ -183,9 +183,8 @@ def send_messages(
     if Path(base.id).exists():
         # A receiver has no use for a place on the sender's disk.
         base = BaseReference(Path(base.id).name, base.revision, base.fingerprint, base.embedding_sample)
-    given = as_texts(texts)
-    rows = [given] if isinstance(given, str) else given
-    instruction: dict[str, Any] = {"prompt": prompt} if prompt is not None else {"prompt_name": prompt_name}
+    rows = as_rows(texts)
+    instruction = instruction_options(prompt_name, prompt)
     soft_prompts = model.encode_soft_prompts(rows, batch_size=batch_size, **instruction)
     # What is put before the texts is a part of how the sender makes its vectors.
     before = model.preview("", **instruction).text

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from llm2vec_gen_st.encoding import as_texts
+from llm2vec_gen_st.encoding import as_rows, instruction_options
 from llm2vec_gen_st.interpret.dropping import ENGLISH_STOP_WORDS, bare_word
 from llm2vec_gen_st.interpret.logit_lens import Vocabulary, lens_logits
 from llm2vec_gen_st.interpret.states import compression_states
@@ -106,11 +106,10 @@ def refusal_view(
         >>> 0 <= found.refusal_mass <= 1
         True
     """
-    given = as_texts(texts)
-    rows = [given] if isinstance(given, str) else given
+    rows = as_rows(texts)
     if not rows:
         return []
-    instruction: dict[str, Any] = {"prompt": prompt} if prompt is not None else {"prompt_name": prompt_name}
+    instruction = instruction_options(prompt_name, prompt)
     decoded = model.decode(rows, max_new_tokens=max_new_tokens, **instruction)
     states = compression_states(model, rows, **instruction)
     vocabulary = Vocabulary(model)

@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from llm2vec_gen_st.backbone import embedding_weight
-from llm2vec_gen_st.encoding import as_texts
+from llm2vec_gen_st.encoding import as_rows
 from llm2vec_gen_st.modules.groups import similar_lengths
 from llm2vec_gen_st.modules.lora import lora_enabled
 from llm2vec_gen_st.modules.truncation import count_cut, warn_once_if_cut
@@ -100,11 +100,7 @@ def compression_states(
         torch.Size([2, 4, 64])
     """
     transformer, llm = model.suffix_transformer, model.llm
-    found = as_texts(texts)
-    previews = [
-        model.preview(text, prompt_name=prompt_name, prompt=prompt)
-        for text in ([found] if isinstance(found, str) else found)
-    ]
+    previews = [model.preview(text, prompt_name=prompt_name, prompt=prompt) for text in as_rows(texts)]
     resolved_layer(llm, layer)
     embed = llm.get_input_embeddings()
     device = embedding_weight(llm).device
