@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -53,28 +52,6 @@ def embedding_weight(llm: PreTrainedModel) -> torch.Tensor:
         llm: The causal LM.
     """
     return cast(torch.Tensor, llm.get_input_embeddings().weight)
-
-
-@contextmanager
-def contiguous_head_input(llm: PreTrainedModel) -> Iterator[None]:
-    """While this lasts, the LM head is given contiguous hidden states; the values are the same.
-
-    Generation keeps the last position of a prompt, a strided view. On the CPU a linear layer multiplies such a view as
-    a batch of matrices, for which torch copies the head's weight once per row: gigabytes for a batch of 128.
-
-    Args:
-        llm: The causal LM.
-    """
-
-    def contiguous(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        return (inputs[0].contiguous(), *inputs[1:])
-
-    head = llm.get_output_embeddings()
-    handle = head.register_forward_pre_hook(contiguous)
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def placed_by_loading(llm: PreTrainedModel, model_kwargs: Mapping[str, Any] | None) -> torch.device | None:

@@ -21,7 +21,6 @@ from transformers import LlamaConfig
 
 import llm2vec_gen_st
 from llm2vec_gen_st.backbone import Backbone
-from llm2vec_gen_st.interpret import decode_ids
 from llm2vec_gen_st.responses import GenerationSettings, generate_responses, read_responses, write_responses
 from llm2vec_gen_st.responses.generation import without_reasoning
 from llm2vec_gen_st.testing import tiny_backbone
@@ -408,24 +407,3 @@ def test_odd_queries_are_written(tmp_path: Path, backbone: Backbone, part_format
     queries = ["\ud800 alone", "nul\0", "line\u2028break", "👨‍👩‍👧‍👦", "<|im_end|>"]
     rows = _rows(_write(tmp_path, backbone, queries, part_format=part_format))
     assert [row["query"] for row in rows] == ["\ufffd alone", *queries[1:]]
-
-
-def test_lm_head_multiplies_contiguous_states(backbone: Backbone) -> None:
-    """A strided view would make torch copy the head's weight once per row on the CPU; no hook stays behind."""
-    head = backbone.llm.get_output_embeddings()
-    multiply, seen = head.forward, []
-
-    def watched(states: torch.Tensor) -> torch.Tensor:
-        seen.append(states.is_contiguous())
-        return multiply(states)
-
-    head.forward = watched
-    try:
-        queries, settings = ["Who makes honey?", "Bees?"], GenerationSettings(max_new_tokens=3)
-        generate_responses(backbone, TextTokenizer(backbone.tokenizer), queries, settings)
-        decode_ids(backbone, torch.randn(2, 4, backbone.hidden_size), max_new_tokens=3)
-    finally:
-        del head.forward
-    assert len(seen) >= 4
-    assert all(seen)
-    assert not head._forward_pre_hooks

@@ -1,6 +1,7 @@
 """Choose the built-in models' training queries: sources whose licence allows commercial reuse, benchmarks left out.
 
 python benchmarks/quality/select_queries.py QUERIES.jsonl.gz runs/queries.jsonl
+python benchmarks/quality/select_queries.py QUERIES.jsonl.gz runs/later.jsonl --after 66     # parts not yet answered
 """
 
 from __future__ import annotations
@@ -8,10 +9,12 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from llm2vec_gen_st.files import read_jsonl, write_rows
+from llm2vec_gen_st.responses.store import plan_responses
 
 # Licences as stated by each source; see the model card.
 SOURCES = {
@@ -30,11 +33,19 @@ SOURCES = {
     "webquestions": "CC BY 4.0",
 }
 MAX_CHARACTERS = 600
+PART = 128  # queries of a part of responses
 
 
-def main(queries: Path, output: Path) -> None:
+def main(
+    queries: Path,
+    output: Path,
+    after: Annotated[int, typer.Option(help="Leave out the queries of this many parts, as `respond` takes them.")] = 0,
+) -> None:
     """Write the rows of the chosen sources, and print how many came from each."""
     rows = [row for row in read_jsonl(queries) if row["source"] in SOURCES and len(row["query"]) <= MAX_CHARACTERS]
+    plan = plan_responses(rows, batch_size=PART)
+    taken = {row["id"] for number in plan.order()[:after] for row in plan.batches[number]}
+    rows = [row for position, row in enumerate(rows) if str(row.get("id", position)) not in taken]
     write_rows(output, rows)
     for source, count in sorted(Counter(row["source"] for row in rows).items()):
         print(f"{source:30} {count:6}  {SOURCES[source]}")

@@ -22,8 +22,9 @@ from rich.console import Console
 from rich.table import Table
 
 from llm2vec_gen_st import LLM2VecGen
-from llm2vec_gen_st.backbone import SMOLLM2_ID, contiguous_head_input, load_backbone
+from llm2vec_gen_st.backbone import SMOLLM2_ID, load_backbone
 from llm2vec_gen_st.modules import suffix_transformer
+from llm2vec_gen_st.writing import writing
 
 QUERIES, INSTRUCTION_TOKENS, QUERY_TOKENS, ROUNDS = 64, 30, 20, 5
 PROMPTS, PROMPT_TOKENS = 32, 40
@@ -67,7 +68,7 @@ def first_token(way: str) -> dict[str, float]:
         for _ in range(ROUNDS):
             start = time.perf_counter()
             if way == "contiguous":
-                with contiguous_head_input(llm):
+                with writing(llm):
                     llm(input_ids=ids, logits_to_keep=1, use_cache=True)
             else:
                 llm(input_ids=ids, logits_to_keep=1, use_cache=True)

@@ -10,8 +10,9 @@ import torch
 from tqdm.auto import tqdm
 from transformers import GenerationConfig
 
-from llm2vec_gen_st.backbone import Backbone, contiguous_head_input, embedding_weight
+from llm2vec_gen_st.backbone import Backbone, embedding_weight
 from llm2vec_gen_st.responses.generation import end_of_text_ids
+from llm2vec_gen_st.writing import writing
 
 
 @torch.inference_mode()
@@ -52,7 +53,7 @@ def decode_ids(
     starts = range(0, len(soft_prompts), batch_size)
     for start in tqdm(starts, desc="decode", unit="batch", disable=not progress):
         prompts = soft_prompts[start : start + batch_size].to(weight.device, dtype)
-        with contiguous_head_input(backbone.llm):
+        with writing(backbone.llm):
             rows = cast(Any, backbone.llm).generate(
                 inputs_embeds=prompts,
                 attention_mask=torch.ones(prompts.shape[:2], dtype=torch.long, device=weight.device),

@@ -10,9 +10,10 @@ from typing import cast
 import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from llm2vec_gen_st.backbone import Backbone, contiguous_head_input, embedding_weight
+from llm2vec_gen_st.backbone import Backbone, embedding_weight
 from llm2vec_gen_st.responses.retirement import Written, generate_rows
 from llm2vec_gen_st.text import TextTokenizer, chat_ids
+from llm2vec_gen_st.writing import writing
 
 _REASONING = re.compile(r"<think>.*?</think>", re.DOTALL)
 
@@ -124,7 +125,7 @@ def generate_responses(
         num_beams=1,
         pad_token_id=pad,
     )
-    with contiguous_head_input(backbone.llm), torch.random.fork_rng(enabled=settings.temperature > 0):
+    with writing(backbone.llm), torch.random.fork_rng(enabled=settings.temperature > 0):
         if settings.temperature > 0:
             torch.manual_seed(settings.seed + seed)
         rows = generate_rows(backbone.llm, ids.to(device), mask.to(device), config, ends)
