@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
+from torch.profiler import ProfilerActivity, profile
 
 from llm2vec_gen_st import LLM2VecGen
 from llm2vec_gen_st.backbone import Backbone
@@ -287,6 +289,36 @@ def test_loss_works_on_a_bf16_llm() -> None:
     expected, _ = _backward(exact, LLM2VecGenLoss(exact), [_batch(exact)])
     assert value == pytest.approx(expected, rel=0.02)
     assert model.suffix_transformer.suffix.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_backward_in_16_bits_goes_round_the_slow_kernel(dtype: torch.dtype, checkpointing: bool) -> None:
+    """On a CPU the backward pass of fused attention is slow in bfloat16; text, which learns nothing, keeps it."""
+    base = tiny_backbone()
+    base.llm.to(dtype)
+    if checkpointing:
+        base.llm.gradient_checkpointing_enable()
+    model = tiny_model(backbone=base)
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        _backward(model, LLM2VecGenLoss(model), [_batch(model)])
+    flash = "aten::_scaled_dot_product_flash_attention_for_cpu"
+    kernels = {event.key for event in seen.key_averages()}
+    assert flash in kernels
+    assert (f"{flash}_backward" in kernels) == (dtype == torch.float32)
+
+
+def test_gradients_of_both_attention_kernels_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    base = tiny_backbone()
+    base.llm.to(torch.bfloat16)
+    model = tiny_model(backbone=base)
+    _, quick = _backward(model, LLM2VecGenLoss(model), [_batch(model)])
+    monkeypatch.setattr("llm2vec_gen_st.modules.suffix_transformer.quick_backward", nullcontext)
+    monkeypatch.setattr("llm2vec_gen_st.losses.reconstruction.quick_backward", nullcontext)
+    _, fused = _backward(model, LLM2VecGenLoss(model), [_batch(model)])
+    for name, gradient in quick.items():
+        cosine = functional.cosine_similarity(gradient.flatten(), fused[name].flatten(), dim=0)
+        assert cosine > 0.995, name
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,9 @@ import torch
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from llm2vec_gen_st.backbone import embedding_weight
 from llm2vec_gen_st.losses.cross_entropy import chunked_cross_entropy, lm_logits
+from llm2vec_gen_st.modules.attention import quick_backward
 from llm2vec_gen_st.modules.groups import similar_lengths, tokens_at_once
 
 GROUP_TOKENS = 2048
@@ -98,7 +100,9 @@ def reconstruction_loss(
         for group in similar_lengths(sizes, tokens_at_once(soft_prompt.device, GROUP_TOKENS))
     ]
     learning = soft_prompt.requires_grad and torch.is_grad_enabled()
-    total: torch.Tensor = _GroupedLoss.apply(soft_prompt, loss_of, groups, learning)
+    # Around the groups' backward passes too: layers that compute their activations again do so there.
+    with quick_backward(embedding_weight(llm)):
+        total: torch.Tensor = _GroupedLoss.apply(soft_prompt, loss_of, groups, learning)
     return total / (sum(lengths) if tokens is None else tokens)
 
 

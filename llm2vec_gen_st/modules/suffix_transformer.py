@@ -13,6 +13,7 @@ from torch import nn
 from transformers import Cache
 
 from llm2vec_gen_st.backbone import Backbone, embedding_weight
+from llm2vec_gen_st.modules.attention import quick_backward
 from llm2vec_gen_st.modules.frozen_llm import FrozenLLM
 from llm2vec_gen_st.modules.groups import in_groups, similar_lengths, tokens_at_once
 from llm2vec_gen_st.modules.tensors import CheckpointError, load_tensors, save_tensors
@@ -163,9 +164,10 @@ class SuffixTransformer(FrozenLLM):
         rows = torch.where(
             in_suffix[..., None], suffix[place.clamp(0, self.suffix_length - 1)], torch.cat([embedded, room], dim=1)
         )
-        hidden = self.llm.base_model(
-            inputs_embeds=rows, past_key_values=past, use_cache=past is not None
-        ).last_hidden_state
+        with quick_backward(rows):
+            hidden = self.llm.base_model(
+                inputs_embeds=rows, past_key_values=past, use_cache=past is not None
+            ).last_hidden_state
         first = lengths.to(hidden.device) + self.thought_tokens
         index = first[:, None] + torch.arange(self.compression_tokens, device=hidden.device)
         return hidden.gather(1, index[..., None].expand(-1, -1, hidden.shape[-1]))
@@ -179,13 +181,14 @@ class SuffixTransformer(FrozenLLM):
         suffix = self._suffix_like(embedding_weight(self.llm)).expand(len(ids), -1, -1)
         mask = (torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]).long()
         steps = torch.arange(self.suffix_length, device=ids.device)
-        hidden = self.llm.base_model(
-            inputs_embeds=suffix,
-            attention_mask=torch.cat([mask, mask.new_ones(len(ids), self.suffix_length)], dim=1),
-            position_ids=lengths[:, None] + steps,
-            past_key_values=past,
-            use_cache=True,
-        ).last_hidden_state
+        with quick_backward(suffix):
+            hidden = self.llm.base_model(
+                inputs_embeds=suffix,
+                attention_mask=torch.cat([mask, mask.new_ones(len(ids), self.suffix_length)], dim=1),
+                position_ids=lengths[:, None] + steps,
+                past_key_values=past,
+                use_cache=True,
+            ).last_hidden_state
         return hidden[:, self.thought_tokens :]
 
     def _suffix_like(self, reference: torch.Tensor) -> torch.Tensor:
