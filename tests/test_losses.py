@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.backends import cuda
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
@@ -306,6 +307,7 @@ def test_backward_in_16_bits_goes_round_the_slow_kernel(dtype: torch.dtype, chec
     kernels = {event.key for event in seen.key_averages()}
     assert flash in kernels
     assert (f"{flash}_backward" in kernels) == (dtype == torch.float32)
+    assert not cuda.fp16_bf16_reduction_math_sdp_allowed(), "a switch of all devices stays as it was"
 
 
 def test_gradients_of_both_attention_kernels_agree(monkeypatch: pytest.MonkeyPatch) -> None:

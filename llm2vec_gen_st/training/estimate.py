@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from sentence_transformers.util import get_device_name
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel
 
 from llm2vec_gen_st.backbone import SMOLLM2_ID, packaged_smollm2
@@ -31,6 +32,7 @@ _CHUNK = 128
 _SAMPLE = 500
 # A parameter in float32, its gradient, and the two moments of AdamW.
 _TRAINED_BYTES = 16
+_SHORT_BYTES = 2
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,9 @@ class Estimate:
     stages: tuple[StageCost, ...]
 
 
-def estimate(recipe: Recipe, rows: Dataset | None = None, *, config: PretrainedConfig | None = None) -> Estimate:
+def estimate(
+    recipe: Recipe, rows: Dataset | None = None, *, config: PretrainedConfig | None = None, device: str | None = None
+) -> Estimate:
     """Estimate a run (paper's example: about 13 M trainable parameters at Qwen3-4B).
 
     Cost counts two operations for each weight and token, forward and (where something before it learns) backward, and
@@ -103,6 +107,7 @@ def estimate(recipe: Recipe, rows: Dataset | None = None, *, config: PretrainedC
         recipe: The recipe, its base named.
         rows: Rows of :func:`~llm2vec_gen_st.training.data.student_rows`, if there are any yet.
         config: The base model's config; read from its directory or the hub if not given.
+        device: Kind of device that the run is for, ``cpu`` or another; that of this machine if not given.
 
     Returns:
         The estimate.
@@ -130,7 +135,7 @@ def estimate(recipe: Recipe, rows: Dataset | None = None, *, config: PretrainedC
         dimension_source=source,
         trainable=trainable,
         frozen=frozen,
-        memory=_memory(recipe, shape, frozen, trainable),
+        memory=_memory(recipe, shape, frozen, trainable, device or get_device_name()),
         lengths=lengths,
         lengths_source=lengths_source,
         rows=None if rows is None else len(rows),
@@ -213,6 +218,7 @@ class _Shape:
         hidden: H.
         layers: Their number.
         heads: Width of all query heads together.
+        head_count: Number of query heads.
         keys: Width of all key heads together.
         inner: Width of the feed-forward layers.
         vocabulary: V.
@@ -226,6 +232,7 @@ class _Shape:
     hidden: int
     layers: int
     heads: int
+    head_count: int
     keys: int
     inner: int
     vocabulary: int
@@ -247,6 +254,7 @@ class _Shape:
             "hidden": hidden,
             "layers": config.num_hidden_layers,
             "heads": width * heads,
+            "head_count": heads,
             "keys": keys,
             "inner": getattr(config, "intermediate_size", None) or 4 * hidden,
             "vocabulary": config.vocab_size,
@@ -305,10 +313,15 @@ def _reconstructed(recipe: Recipe) -> int:
     return max(1, round(recipe.recon_share * recipe.batch_size)) if recipe.recon_weight else 0
 
 
-def _memory(recipe: Recipe, shape: _Shape, frozen: int, trainable: int) -> dict[str, float]:
+def _memory(recipe: Recipe, shape: _Shape, frozen: int, trainable: int, device: str) -> dict[str, float]:
     """Bytes by what they are for, at the longest rows and in the stage that takes most."""
     suffix, tokens = recipe.thought_tokens + recipe.compression_tokens, recipe.max_seq_length
     rows = _student_rows(recipe)
+    weights = 0
+    if device == "cpu" and shape.size == _SHORT_BYTES:
+        # See `quick_backward`: there a row's attention weights are kept.
+        weights = shape.layers * shape.head_count * shape.size
+    queries = tokens if shape.lora_parameters else suffix
     if shape.lora_parameters:
         # Everything before a LoRA layer may learn, so the whole row is kept for backward.
         kept = tokens * (shape.layers * shape.kept + 4 * shape.lora_inputs)
@@ -318,13 +331,14 @@ def _memory(recipe: Recipe, shape: _Shape, frozen: int, trainable: int) -> dict[
     found = {
         f"base model's weights ({shape.size * 8} bits)": float(frozen * shape.size),
         "suffix, heads and LoRA layers, their gradients, AdamW's moments (32 bits)": float(trainable * _TRAINED_BYTES),
-        "student pass: what backward needs": float(rows * kept),
+        "student pass: what backward needs": float(rows * (kept + weights * queries * tokens)),
     }
     busiest = max((_reconstructed(stage) for _, stage in stages(recipe, recipe.batch_size)), default=0)
     if busiest:
         each = shape.layers * shape.hidden * shape.size + shape.kept if recipe.gradient_checkpointing else 0
         each = each or shape.layers * shape.kept
         length = recipe.compression_tokens + recipe.max_response_tokens - 1
+        each += length * weights // (shape.layers if recipe.gradient_checkpointing else 1)
         # Rows are run in groups, and what one group needs is gone when the next one is run.
         found["reconstruction pass: what backward needs"] = float(
             min(busiest * length, max(length, GROUP_TOKENS)) * each
