@@ -17,6 +17,7 @@ from llm2vec_gen_st.extras import require
 
 # Shares of one job end at about the same time, but a teacher may still be loading, or being downloaded, on one node.
 _PATIENCE = timedelta(hours=2)
+_SHARDING = {"FSDP": "ACCELERATE_USE_FSDP", "DeepSpeed": "ACCELERATE_USE_DEEPSPEED"}
 
 
 def on_cpu() -> bool:
@@ -28,17 +29,18 @@ def join_processes() -> None:
     """Meet the other processes of this run; alone, this does nothing.
 
     Raises:
-        ValueError: If accelerate is told to shard the model.
+        ValueError: If accelerate is told to use an engine that shards the model.
         RuntimeError: If a process group cannot be had any more, because something else came first.
     """
-    if os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true":
-        # The reconstruction runs the LLM and a head outside the wrapped model's forward pass, where FSDP has sharded or
-        # freed their weights.
-        raise ValueError(
-            "Students cannot be trained with FSDP. Use plain data parallelism (torchrun, or distributed_type MULTI_GPU "
-            "in accelerate's config): the LLM is frozen, so each device holds its weights once, and no gradients or "
-            "optimizer states of it."
-        )
+    for engine, variable in _SHARDING.items():
+        if os.environ.get(variable, "").lower() == "true":
+            # The reconstruction runs the LLM and a head outside the wrapped model's forward pass, where their weights
+            # would be sharded or freed; and how often a process runs the LLM depends on its rows.
+            raise ValueError(
+                f"Students cannot be trained with {engine}. Use plain data parallelism (torchrun, or distributed_type "
+                "MULTI_GPU in accelerate's config): the LLM is frozen, so each device holds its weights once, and no "
+                "gradients or optimizer states of it."
+            )
     wanted = int(os.environ.get("WORLD_SIZE", "1"))
     if wanted == 1:
         return

@@ -146,8 +146,11 @@ def test_bfloat16_trains_in_bfloat16_and_its_losses_fall(tmp_path: Path) -> None
         assert np.mean(found[-3:]) < np.mean(found[:3]), key
 
 
-def test_sharding_is_refused_before_anything_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(ValueError, match="cannot be trained with FSDP"):
+@pytest.mark.parametrize("engine", ["FSDP", "DeepSpeed"])
+def test_sharding_is_refused_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    monkeypatch.setenv(f"ACCELERATE_USE_{engine.upper()}", "true")
+    with pytest.raises(ValueError, match=f"cannot be trained with {engine}"):
         train(rows(), tmp_path, base="no/such-model", recipe=TINY)
     assert not list(tmp_path.iterdir())

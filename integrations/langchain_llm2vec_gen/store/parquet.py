@@ -30,6 +30,7 @@ def add_parquet(database: Database, writer: Writer, path: Path, *, partial: bool
     same call again after a crash writes only what is missing.
     """
     files = _files(path, partial)
+    _refuse_repeated_ids(files)
     if verify_embedding:
         _agree_on_embedding(database, files)
     count = 0
@@ -58,6 +59,36 @@ def _files(path: Path, partial: bool) -> list[Path]:
     return found
 
 
+def _refuse_repeated_ids(files: list[Path]) -> None:
+    """No document may take the place of another of the same import; of each id eight bytes are kept."""
+    hashes = [np.fromiter((hash(name) for name in ids), np.int64, len(ids)) for _, _, ids in _ids(files)]
+    ordered = np.sort(np.concatenate(hashes)) if hashes else np.zeros(0, np.int64)
+    # Different ids may have the same hash, so the few that may come twice are compared.
+    suspects = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
+    seen: dict[str, str] = {}
+    for file, first, ids in _ids(files) if suspects else ():
+        for row, name in enumerate(ids, first):
+            if hash(name) in suspects:
+                if name in seen:
+                    raise StoreError(
+                        f"{file}, row {row}: the id {name!r} comes twice, first in {seen[name]}. Nothing was written; "
+                        "ids tell documents apart, so give each its own."
+                    )
+                seen[name] = f"{file}, row {row}"
+
+
+def _ids(files: list[Path]) -> Iterator[tuple[Path, int, list[str]]]:
+    """Files, the first row of a batch in them, and the batch's ids."""
+    for file in files:
+        first = 0
+        for batch in _batches(file, ["id"]):
+            ids = batch.column(0).to_pylist()
+            if None in ids:
+                raise StoreError(f"{file}, row {first + ids.index(None)}: there is no id. Nothing was written.")
+            yield file, first, [str(name) for name in ids]
+            first += len(ids)
+
+
 def _agree_on_embedding(database: Database, files: list[Path]) -> None:
     with database.reading() as snapshot:
         ours = snapshot.setting("embedding")
@@ -77,20 +108,18 @@ def _agree_on_embedding(database: Database, files: list[Path]) -> None:
             transaction.set("embedding", known)
 
 
-def _batches(file: Path) -> Iterator[Any]:
+def _batches(file: Path, columns: list[str] | None = None) -> Iterator[Any]:
     with parquet_errors(file), pyarrow_parquet().ParquetFile(file, page_checksum_verification=True) as opened:
         names = opened.schema_arrow.names
         if missing := [name for name in ("id", "embedding") if name not in names]:
             raise StoreError(f"{file}: there is no column {missing[0]!r}; it has {', '.join(names)}.")
-        yield from (batch for batch in opened.iter_batches(_ROWS_AT_ONCE) if batch.num_rows)
+        yield from (batch for batch in opened.iter_batches(_ROWS_AT_ONCE, columns=columns) if batch.num_rows)
 
 
 def _add(database: Database, writer: Writer, batch: Any) -> int:
     columns = {name: batch.column(name).to_pylist() for name in batch.schema.names if name != "embedding"}
     rows = range(batch.num_rows)
-    ids, _ = as_ids([None if name is None else str(name) for name in columns["id"]], len(rows))
-    if None in columns["id"]:
-        raise ValueError(f"Row {columns['id'].index(None)} of them has no id.")
+    ids, _ = as_ids([str(name) for name in columns["id"]], len(rows))
     texts = as_texts([text or "" for text in columns.get("text", [""] * len(rows))])
     objects = [_metadata(row, columns) for row in rows]
     metadatas = as_json(objects, len(rows))

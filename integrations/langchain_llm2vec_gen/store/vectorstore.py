@@ -219,7 +219,8 @@ class FaissStore(VectorStore):
             Number of documents added or replaced.
 
         Raises:
-            StoreError: If a file is not as told above, or embedding or dimension are others; names file and rows.
+            StoreError: If a file is not as told above, an id comes twice in the files (then nothing is written), or
+                embedding or dimension are others; names file and rows.
             ValueError: If parts are missing or damaged.
         """
         return add_parquet(self._database, self._writer, Path(path), partial=partial, verify_embedding=verify_embedding)
