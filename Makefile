@@ -12,8 +12,9 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 demo: $(INSTALLED)
 	$(BIN)/llm2vec-gen demo
 
+# In as many processes as there are cores, at most four: each holds models of its own.
 test: $(INSTALLED)
-	LLM2VEC_GEN_WHOLE_SUITE=1 $(BIN)/python -m pytest -m "not slow"
+	LLM2VEC_GEN_WHOLE_SUITE=1 $(BIN)/python -m pytest -m "not slow" -n logical --maxprocesses 4 --dist loadfile
 
 test-slow: $(INSTALLED)
 	LLM2VEC_GEN_WHOLE_SUITE=1 $(BIN)/python -m pytest -m slow

@@ -26,7 +26,12 @@ if sys.version_info < (3, 13):
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """With LLM2VEC_GEN_WHOLE_SUITE set, a missing package is an error instead of tests that are skipped."""
+    """Processes that test side by side share the cores.
+
+    With LLM2VEC_GEN_WHOLE_SUITE set, a missing package is an error instead of tests that are skipped.
+    """
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    torch.set_num_threads(max(1, torch.get_num_threads() // workers))
     missing = [name for name in _WHOLE_SUITE if find_spec(name) is None]
     if os.environ.get("LLM2VEC_GEN_WHOLE_SUITE") and missing:
         raise pytest.UsageError(f"The whole suite needs {', '.join(missing)}; install with `make install`.")

@@ -1,6 +1,6 @@
 """Put a trained student into the package: adapter and model card there, recipe, log and loss plot beside this file.
 
-python benchmarks/quality/install_pretrained.py RUN_FOLDER NAME [--before RUN_FOLDER]
+python benchmarks/quality/install_pretrained.py RUN_FOLDER NAME [--after RECORD_FOLDER]
 """
 
 from __future__ import annotations
@@ -22,15 +22,19 @@ RECORDS = Path(__file__).parent / "records"
 NOT_SHIPPED = "training"
 
 
-def training_section(run: Path) -> str:
+def training_section(run: Path, earlier: Path | None) -> str:
     """What the model card says about how the student was trained."""
     record = json.loads((run / NOT_SHIPPED / "recipe.json").read_text(encoding="utf-8"))
     recipe = record["recipe"]
+    queries = f"{record['rows']:,}"
+    if earlier is not None:
+        before = json.loads((earlier / "recipe.json").read_text(encoding="utf-8"))
+        queries = f"{before['rows']:,}, and in a later run {queries},"
     sources = "\n".join(f"| {source} | {licence} |" for source, licence in sorted(SOURCES.items()))
     return f"""
 ## Training
 
-Self-supervised: the base model wrote a response to each of {record["rows"]:,} unlabeled queries. For a query, the
+Self-supervised: the base model wrote a response to each of {queries} unlabeled queries. For a query, the
 student was trained to give the embedding that the teacher (`{record["teacher"]}`) gives to that response, and to make
 the frozen base model write the response from the student's soft prompt. Texts that also served as documents, with the
 document's instruction before them and themselves as target: {" and ".join(recipe["document_sources"])}. No text of an
@@ -59,17 +63,17 @@ def keep_record(run: Path, folder: Path) -> None:
 
 
 def main(
-    run: Path, name: str, before: Annotated[Path | None, typer.Option(help="the run that this one went on from")] = None
+    run: Path,
+    name: str,
+    after: Annotated[Path | None, typer.Option(help="record of the run that this one went on from")] = None,
 ) -> None:
     """Copy a finished run's student, and print its size."""
     target = PRETRAINED / name
     shutil.rmtree(target, ignore_errors=True)
     LLM2VecGen(str(run)).save_pretrained(str(target), model_name=name)
     card = target / "README.md"
-    card.write_text(card.read_text(encoding="utf-8") + training_section(run), encoding="utf-8")
+    card.write_text(card.read_text(encoding="utf-8") + training_section(run, after), encoding="utf-8")
     keep_record(run, RECORDS / name)
-    if before is not None:
-        keep_record(before, RECORDS / name / "before")
     size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
     print(f"{target.name}: {size / 1e6:.2f} MB")
 

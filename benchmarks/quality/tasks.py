@@ -26,7 +26,7 @@ def sts(embed: Embed, file: Path, most: int | None = None) -> float:
 def banking77(
     embed: Embed, folder: Path, split: str = "test", *, per_class: int = 16, most: int = 1500, seed: int = 42
 ) -> dict[str, float]:
-    """Accuracy of logistic regression on a few examples of each of 77 intents, for two ways of scaling the vectors.
+    """Accuracy of logistic regression on a few examples of each of 77 intents, for three ways of taking the vectors.
 
     Args:
         embed: Texts to vectors.
@@ -37,9 +37,10 @@ def banking77(
         seed: Chooses the fitted examples.
 
     Returns:
-        Accuracy on standardized vectors (C = 0.1) and on vectors of unit length (C = 10). These C are near the best for
-        mean pooling and all-MiniLM-L6-v2 on the training split, except unit length for mean pooling, whose vectors lie
-        so close together there that it would need a C of 100.
+        Accuracy on the vectors as they are, by the classifier of MTEB (C = 1, 100 iterations); on standardized vectors
+        (C = 0.1); and on vectors of unit length (C = 10). The last two C are near the best for mean pooling and
+        all-MiniLM-L6-v2 on the training split, except unit length for mean pooling, whose vectors lie so close together
+        there that it would need a C of 100.
     """
     train = list(read_jsonl(folder / "train.jsonl.gz"))
     taken: dict[int, list[dict[str, object]]] = {}
@@ -52,6 +53,7 @@ def banking77(
     fitted, found = (embed([str(row["text"]) for row in rows]) for rows in (fit, scored))
     labels, wanted = ([row["label"] for row in rows] for rows in (fit, scored))
     ways = {
+        "as given": make_pipeline(LogisticRegression(max_iter=100)),
         "standardized": make_pipeline(StandardScaler(), LogisticRegression(max_iter=2000, C=0.1)),
         "unit length": make_pipeline(Normalizer(), LogisticRegression(max_iter=2000, C=10)),
     }
