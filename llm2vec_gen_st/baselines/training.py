@@ -15,11 +15,12 @@ import torch
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 from torch import nn
 
-from llm2vec_gen_st.backbone import Backbone
+from llm2vec_gen_st.backbone import Backbone, embedding_weight
 from llm2vec_gen_st.baselines.llm_module import LLMModule, encoder_of
 from llm2vec_gen_st.extras import require
 from llm2vec_gen_st.files import write_json
 from llm2vec_gen_st.host_checkpoints import ResumableTrainer, last_checkpoint
+from llm2vec_gen_st.modules.attention import quick_backward
 from llm2vec_gen_st.modules.frozen_llm import LORA_FILE
 from llm2vec_gen_st.modules.lora import lora_removed_on_failure
 from llm2vec_gen_st.modules.truncation import warn_once_if_cut
@@ -177,7 +178,8 @@ def fit(
     module.max_seq_length = stage.max_seq_length
     try:
         recomputing = module.recomputing() if stage.gradient_checkpointing else nullcontext()
-        with recomputing, warn_once_if_cut(stage.max_seq_length, "the stage's max_seq_length"):
+        cut = warn_once_if_cut(stage.max_seq_length, "the stage's max_seq_length")
+        with recomputing, cut, quick_backward(embedding_weight(module.llm)):
             trainer = LoraTrainer(
                 model=model,
                 args=_arguments(stage, folder / CHECKPOINTS, progress),

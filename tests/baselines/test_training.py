@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 from torch.nn import functional
+from torch.profiler import ProfilerActivity, profile
 
 from llm2vec_gen_st.backbone import Backbone
 from llm2vec_gen_st.base_reference import BaseReference
@@ -221,6 +222,16 @@ def test_training_of_nothing_and_on_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="3 rows are not enough for a batch of 16"):
         train_llm2vec(backbone, FIT[:3], tmp_path, mntp=stage(), lora=LORA)
     assert not lora_parameters(backbone.llm)
+
+
+def test_training_in_16_bits_goes_round_the_slow_kernel(tmp_path: Path) -> None:
+    backbone = tiny_backbone()
+    backbone.llm.to(torch.bfloat16)
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        train_llm2vec(backbone, FIT, tmp_path, mntp=stage(steps=1), simcse=None, lora=LORA, progress=False)
+    kernels = {event.key for event in seen.key_averages()}
+    assert any("scaled_dot_product" in kernel for kernel in kernels)
+    assert not [kernel for kernel in kernels if "flash" in kernel and "backward" in kernel]
 
 
 @pytest.mark.parametrize("kind", ["llm2vec", "inbedder"])
