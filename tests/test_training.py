@@ -383,6 +383,24 @@ def test_reconstruction_stage_keeps_the_embeddings(tmp_path: Path) -> None:
     np.testing.assert_allclose(again.encode(texts), second.encode(texts), atol=1e-6)
 
 
+def test_a_student_gives_vectors_of_length_one_if_its_teacher_does(tmp_path: Path) -> None:
+    """By its loss they would be shorter, and their lengths would mean nothing; the loss itself sees the heads' own."""
+    data = rows()
+    unit = [[x / float(np.linalg.norm(row)) for x in row] for row in data["label"]]
+    normal = data.remove_columns("label").add_column("label", unit)
+    losses = {}
+    for name, given, start in (("plain", data, None), ("unit", normal, None), ("next", normal, "unit")):
+        from_there = None if start is None else tmp_path / start
+        student = train(given, tmp_path / name, base=tiny_backbone(), recipe=TINY, max_steps=2, start=from_there)
+        log = [json.loads(line) for line in (tmp_path / name / "training" / "log.jsonl").read_text().splitlines()]
+        losses[name] = [row["alignment"] for row in log if "alignment" in row]
+        for model in (student, LLM2VecGen(str(tmp_path / name), backbone=tiny_backbone())):
+            assert len(model) == (2 if name == "plain" else 3)
+            lengths = np.linalg.norm(model.encode(given["query"][:5]), axis=1)
+            assert (abs(lengths - 1) < 1e-5).all() == (name != "plain")
+    assert losses["next"][0] < losses["unit"][0], "the second run goes on with the heads of the first"
+
+
 def test_suffix_from_text_takes_its_last_tokens() -> None:
     """Short texts repeat, long ones keep their end."""
     model = tiny_model()

@@ -158,8 +158,9 @@ def summarize(
 
 
 def agree(one: np.ndarray, other: np.ndarray) -> list[str]:
-    """Largest difference of a value, and smallest and mean cosine, of two systems' vectors (N, D)."""
-    cosines = (one * other).sum(axis=1) / np.linalg.norm(one, axis=1) / np.linalg.norm(other, axis=1)
+    """Largest difference of a value, and smallest and mean cosine, of two systems' vectors (N, D) at length 1."""
+    one, other = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True) for vectors in (one, other))
+    cosines = (one * other).sum(axis=1)
     return [f"{np.abs(one - other).max():.1e}", f"{cosines.min():.6f}", f"{cosines.mean():.6f}"]
 
 

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sentence_transformers.base.modules import Normalize
+
 from llm2vec_gen_st.base_reference import BaseReference
 
 if TYPE_CHECKING:
@@ -115,7 +117,7 @@ def _table(model: LLM2VecGen) -> str:
     rows = {
         "Base model": f"{base} (fingerprint {transformer.base.fingerprint or 'not taken'})",
         "Suffix": f"{transformer.thought_tokens} thought + {transformer.compression_tokens} compression tokens",
-        "Embedding dimension": str(head.embedding_dim),
+        "Embedding dimension": f"{head.embedding_dim}{', length 1' if isinstance(model[-1], Normalize) else ''}",
         "Hidden size": str(head.hidden_size),
         "Longest input": f"{transformer.max_seq_length} tokens, suffix included",
         "LoRA": f"rank {transformer.lora['r']}" if transformer.lora else "none",

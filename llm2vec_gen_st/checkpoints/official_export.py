@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from sentence_transformers.base.modules import Normalize
 from torch import nn
 
 from llm2vec_gen_st.checkpoints.directory import ADAPTER_CONFIG_FILE
@@ -35,7 +37,8 @@ def export_official(model: LLM2VecGen, directory: str | Path) -> Path:
     """Write a student in the authors' format (the layout of ``McGill-NLP/LLM2Vec-Gen-*``).
 
     The base model is referred to by its id, not copied. The heads are ``torch.save`` files because the format
-    demands it, in the LLM's dtype as the authors' code expects them.
+    demands it, in the LLM's dtype as the authors' code expects them. The format knows no normalization: of a student
+    that normalizes its vectors it keeps their directions only, which is said in a warning.
 
     Args:
         model: The student; neither it nor its tokenizer is changed.
@@ -47,10 +50,17 @@ def export_official(model: LLM2VecGen, directory: str | Path) -> Path:
     Raises:
         ValueError: If the student has what the format cannot hold.
     """
-    if len(model) > 2:
+    further = [type(module).__name__ for module in list(model)[2:] if not isinstance(module, Normalize)]
+    if further:
         raise ValueError(
             "The authors' format holds a suffix and two heads only; this student has further modules: "
-            + ", ".join(type(module).__name__ for module in list(model)[2:])
+            + ", ".join(further)
+        )
+    if len(model) > 2:
+        warnings.warn(
+            "The authors' format cannot say that vectors are normalized: from there they have the same directions, and "
+            "so the same cosines, but other lengths.",
+            stacklevel=2,
         )
     directory = Path(directory)
     (directory / "encoder").mkdir(parents=True, exist_ok=True)

@@ -14,6 +14,7 @@ import numpy as np
 from safetensors import SafetensorError
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 from sentence_transformers.base.evaluation import BaseEvaluator
+from sentence_transformers.base.modules import Normalize
 
 from llm2vec_gen_st.backbone import Backbone, load_backbone
 from llm2vec_gen_st.extras import require
@@ -74,6 +75,8 @@ def train(
 
     Under ``torchrun`` or ``accelerate launch`` the processes train together: each takes ``batch_size`` rows a step, and
     its share of the teacher's and the ridge regressions' passes; the main process writes all files.
+
+    A student whose target vectors have length 1 ends with :class:`~sentence_transformers.base.modules.Normalize`.
 
     Args:
         data: A folder of responses, a ``.jsonl`` or ``.parquet`` file, or a dataset with the columns ``query`` and
@@ -149,7 +152,13 @@ def train(
     # A backbone that the caller gave is the caller's again if anything fails.
     with lora_removed_on_failure(backbone.llm):
         model = _student(backbone, chosen, labels, start)
+        normalized = isinstance(model[-1], Normalize)
+        if normalized:
+            # The losses compare what the heads give.
+            model.pop(-1)
         history = _run_stages(model, chosen, dataset, labels, run, fresh=start is None, settings=settings)
+    if normalized or (labels is not None and _unit_length(labels)):
+        model.append(Normalize())
     # The main process takes the checkpoints away below, which others may still be reading.
     wait_for_all()
     if is_main():
@@ -186,6 +195,15 @@ def _finish(model: LLM2VecGen, output: Path, history: list[dict[str, Any]]) -> N
         shutil.rmtree(done, ignore_errors=True)
         os.replace(run / CHECKPOINTS, done)
         shutil.rmtree(done, ignore_errors=True)
+
+
+def _unit_length(labels: np.ndarray) -> bool:
+    """Whether the student is to give vectors of length 1, as its teacher does.
+
+    By the squared distance a student's own are the shorter the less sure it is: classifiers with a penalty on weights
+    would see little of them.
+    """
+    return bool(np.allclose(np.linalg.norm(labels, axis=1), 1.0, atol=1e-3))
 
 
 def _student(backbone: Backbone, recipe: Recipe, labels: np.ndarray | None, start: str | Path | None) -> LLM2VecGen:
