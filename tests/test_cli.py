@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,12 +52,14 @@ def test_help_is_fast_and_loads_no_framework() -> None:
         "import sys; from llm2vec_gen_st.cli import app; app(['--help'], standalone_mode=False); "
         "assert not {'torch', 'transformers', 'sentence_transformers'} & sys.modules.keys()"
     )
-    start = time.perf_counter()
+    before = os.times()
     root = Path(__file__).parent.parent
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root)
     assert done.returncode == 0, done.stderr
     assert all(command in done.stdout for command in COMMANDS)
-    assert time.perf_counter() - start < 5
+    after = os.times()
+    # Of the processor: the machine may have other work.
+    assert after.children_user + after.children_system - before.children_user - before.children_system < 5
 
 
 def test_version() -> None:

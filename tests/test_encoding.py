@@ -266,10 +266,10 @@ def test_text_far_beyond_the_limit_is_not_tokenized_to_its_end(
     monkeypatch.undo()
 
     def seconds(value: str) -> float:
-        started = time.perf_counter()
+        started = time.process_time()
         for _ in range(5):
             student.encode(value)
-        return time.perf_counter() - started
+        return time.process_time() - started
 
     at_limit = student.tokenizer.decode(whole[:limit])
     seconds(at_limit)
