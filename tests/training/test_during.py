@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator, SentenceEvaluator
+from torch._dynamo.utils import counters
 from transformers import TrainerCallback
 from transformers.integrations import integration_utils
 
@@ -97,6 +98,19 @@ def test_further_arguments_reach_the_host_and_leave_the_recipe_alone(tmp_path: P
     )
     with pytest.raises(ValueError, match=r"\['learning_rate', 'seed'\] are decided by the recipe"):
         train(rows(), tmp_path / "b", trainer_arguments={"seed": 1, "learning_rate": 1.0}, **options)
+
+
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiled_steps_have_the_losses_of_plain_ones(tmp_path: Path, backend: str) -> None:
+    """`eager` traces the step and runs it as it is; `inductor`, the host's default, also needs a compiler."""
+    found = []
+    for compiled in ({}, {"torch_compile": True, "torch_compile_backend": backend}):
+        folder, seen = tmp_path / str(len(found)), counters["frames"]["ok"]
+        options: dict[str, Any] = {"base": tiny_backbone(), "recipe": TINY, "max_steps": 3, "progress": False}
+        train(rows(), folder, trainer_arguments=compiled, **options)
+        assert (counters["frames"]["ok"] > seen) == bool(compiled)
+        found.append([(row["alignment"], row["reconstruction"]) for row in log(folder) if "alignment" in row])
+    np.testing.assert_allclose(found[1], found[0], atol=1e-3)
 
 
 @pytest.mark.parametrize("lora", [False, True])
