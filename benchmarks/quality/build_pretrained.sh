@@ -2,7 +2,7 @@
 # Makes the two built-in adapters and every figure about them, from a folder with queries/ and eval/.
 #     bash benchmarks/quality/build_pretrained.sh DATA WORK
 # Each step goes on where it was stopped. For the shipped adapters `respond` was stopped after 66 of its 118 parts, which
-# are written in an order fixed in advance; hence --partial.
+# are written in an order fixed in advance; hence --partial. One of them went on later with other parts: see README.md.
 set -euo pipefail
 data=$1 work=$2
 here=$(dirname "$0")
