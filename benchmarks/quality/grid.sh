@@ -14,5 +14,4 @@ llm2vec-gen respond "$work/queries.jsonl" --output "$work/responses" --model $ba
     --batch-size 64 --max-new-tokens 64
 llm2vec-gen grid "$work/responses" --output "$work/grid" --recipe smollm2-135m --teacher all-MiniLM-L6-v2 \
     --set held_out=100 --set max_steps=45 --set recon_steps=40 --set warmup_steps=5 --set save_steps=15 \
-    --vary suffix=2,10,20,40 --vary losses=both,alignment,reconstruction --vary teacher=all-MiniLM-L6-v2,self \
-    --vary init=ridge,random
+    --vary suffix=2,10,20,40 --vary losses=both,alignment,reconstruction --vary teacher=all-MiniLM-L6-v2,self
