@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packaging.version import Version
 from torch.backends import cuda
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
@@ -305,7 +306,8 @@ def test_backward_in_16_bits_goes_round_the_slow_kernel(dtype: torch.dtype, chec
         _backward(model, LLM2VecGenLoss(model), [_batch(model)])
     flash = "aten::_scaled_dot_product_flash_attention_for_cpu"
     kernels = {event.key for event in seen.key_averages()}
-    assert flash in kernels
+    # Older versions of torch have it in float32 only.
+    assert flash in kernels or (dtype != torch.float32 and Version(torch.__version__) < Version("2.13"))
     assert (f"{flash}_backward" in kernels) == (dtype == torch.float32)
     assert not cuda.fp16_bf16_reduction_math_sdp_allowed(), "a switch of all devices stays as it was"
 
