@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from sentence_transformers.util import get_device_name
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel
 
 from llm2vec_gen_st.backbone import SMOLLM2_ID, packaged_smollm2
@@ -22,6 +21,7 @@ from llm2vec_gen_st.modules.lora import add_lora, lora_parameters
 from llm2vec_gen_st.teachers.sources import MINILM, SELF, packaged_minilm
 from llm2vec_gen_st.text import TextTokenizer
 from llm2vec_gen_st.training.data import LABEL
+from llm2vec_gen_st.training.processes import on_cpu
 from llm2vec_gen_st.training.recipes import Recipe
 from llm2vec_gen_st.training.stages import WHOLE, stages
 
@@ -135,7 +135,7 @@ def estimate(
         dimension_source=source,
         trainable=trainable,
         frozen=frozen,
-        memory=_memory(recipe, shape, frozen, trainable, device or get_device_name()),
+        memory=_memory(recipe, shape, frozen, trainable, cpu=on_cpu() if device is None else device == "cpu"),
         lengths=lengths,
         lengths_source=lengths_source,
         rows=None if rows is None else len(rows),
@@ -313,25 +313,22 @@ def _reconstructed(recipe: Recipe) -> int:
     return max(1, round(recipe.recon_share * recipe.batch_size)) if recipe.recon_weight else 0
 
 
-def _memory(recipe: Recipe, shape: _Shape, frozen: int, trainable: int, device: str) -> dict[str, float]:
+def _memory(recipe: Recipe, shape: _Shape, frozen: int, trainable: int, *, cpu: bool) -> dict[str, float]:
     """Bytes by what they are for, at the longest rows and in the stage that takes most."""
     suffix, tokens = recipe.thought_tokens + recipe.compression_tokens, recipe.max_seq_length
     rows = _student_rows(recipe)
-    weights = 0
-    if device == "cpu" and shape.size == _SHORT_BYTES:
-        # See `quick_backward`: there a row's attention weights are kept.
-        weights = shape.layers * shape.head_count * shape.size
-    queries = tokens if shape.lora_parameters else suffix
+    # Bytes of the attention weights of a query for a key, where `quick_backward` keeps them.
+    weights = shape.layers * shape.head_count * shape.size if cpu and shape.size == _SHORT_BYTES else 0
     if shape.lora_parameters:
         # Everything before a LoRA layer may learn, so the whole row is kept for backward.
-        kept = tokens * (shape.layers * shape.kept + 4 * shape.lora_inputs)
+        kept = tokens * (shape.layers * shape.kept + 4 * shape.lora_inputs + weights * tokens)
     else:
         # Of the text only keys and values, repeated for each query head.
-        kept = shape.layers * (2 * tokens * shape.heads * shape.size + suffix * shape.kept)
+        kept = shape.layers * (2 * tokens * shape.heads * shape.size + suffix * shape.kept) + weights * suffix * tokens
     found = {
         f"base model's weights ({shape.size * 8} bits)": float(frozen * shape.size),
         "suffix, heads and LoRA layers, their gradients, AdamW's moments (32 bits)": float(trainable * _TRAINED_BYTES),
-        "student pass: what backward needs": float(rows * (kept + weights * queries * tokens)),
+        "student pass: what backward needs": float(rows * kept),
     }
     busiest = max((_reconstructed(stage) for _, stage in stages(recipe, recipe.batch_size)), default=0)
     if busiest:
