@@ -143,12 +143,14 @@ def with_affine(model: SentenceTransformer, weight: torch.Tensor, bias: torch.Te
         bias: (D).
     """
     dense = Dense(weight.shape[1], weight.shape[0], activation_function=torch.nn.Identity())
-    with torch.no_grad():
-        dense.linear.weight.copy_(weight.float())
-        dense.linear.bias.copy_(bias.float())
     prompts = {name: text for name, text in model.prompts.items() if text is not None}
     made = SentenceTransformer(modules=[*model, dense.to(model.device)], prompts=prompts)
     made.default_prompt_name = model.default_prompt_name
+    # The host has cast it to the LLM's dtype, but pooled vectors are float32.
+    dense.float()
+    with torch.no_grad():
+        dense.linear.weight.copy_(weight.float())
+        dense.linear.bias.copy_(bias.float())
     return made
 
 
