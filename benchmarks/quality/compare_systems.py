@@ -82,10 +82,13 @@ def read_costs(output: Path) -> dict[str, dict[str, float]]:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
-def run(name: str, system: System, shop: Workshop, data: Path, split: str, output: Path) -> None:
-    """One system on all tasks of a split, and its cost."""
+def run(name: str, system: System, shop: Workshop, data: Path, wanted: Sequence[str], split: str, output: Path) -> None:
+    """One system on those of the wanted tasks that are for it, and its cost."""
+    folders = [folder for folder in wanted if system.folders is None or folder in system.folders]
+    if not folders:
+        print(f"{name}: none of these tasks is for it", flush=True)
+        return
     model = system.make(shop)
-    folders = DEV if split == "dev" else TEST
     tasks = [task for folder in folders for task in local_tasks(data / folder, split=split)]
     try:
         evaluate(model, tasks, output, name=name, instructions=system.instructions, batch_size=64)
@@ -107,6 +110,7 @@ def main(
     split: Annotated[str, typer.Option(help="dev (choices) or test (once, at the end)")] = "dev",
     output: Annotated[Path | None, typer.Option(help="results; beside this file if not given")] = None,
     only: Annotated[list[str] | None, typer.Option(help="names of systems; all if not given")] = None,
+    task: Annotated[list[str] | None, typer.Option(help="names of tasks; all of the split if not given")] = None,
     baseline: str = "llm2vec",
     dtype: str = "bfloat16",
     mntp_steps: int = 300,
@@ -117,6 +121,10 @@ def main(
     unknown = sorted(set(only or ()) - SYSTEMS.keys())
     if unknown:
         raise typer.BadParameter(f"unknown systems {unknown}; known are {', '.join(SYSTEMS)}")
+    of_split = DEV if split == "dev" else TEST
+    if other := sorted(set(task or ()) - set(of_split)):
+        raise typer.BadParameter(f"tasks {other} are not of the {split} split; known are {', '.join(of_split)}")
+    wanted = [folder for folder in of_split if not task or folder in task]
     output = output or Path(__file__).parent / "results" / f"systems-{split}"
     work.mkdir(parents=True, exist_ok=True)
     shop = Workshop(work, responses, dtype, mntp_steps, simcse_steps, student_steps)
@@ -124,7 +132,7 @@ def main(
         if only and name not in only:
             continue
         print(f"== {name}", flush=True)
-        run(name, system, shop, data, split, output)
+        run(name, system, shop, data, wanted, split, output)
         gc.collect()
     costs = read_costs(output)
     have = {folder.name for folder in (output / "results").iterdir()}
