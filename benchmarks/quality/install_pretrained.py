@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -38,7 +39,7 @@ Self-supervised: the base model wrote a response to each of {queries} unlabeled 
 student was trained to give the embedding that the teacher (`{record["teacher"]}`) gives to that response, and to make
 the frozen base model write the response from the student's soft prompt. Texts that also served as documents, with the
 document's instruction before them and themselves as target: {" and ".join(recipe["document_sources"])}. No text of an
-evaluation set was used.
+evaluation set was used.{whitened(recipe)}
 Base model, queries and responses are English; like its base model this one is small, makes mistakes, and repeats what
 its data holds.
 
@@ -51,6 +52,15 @@ Queries came from these sets, whose licences allow commercial use (Creative Comm
 
 The adapter is under the MIT licence; the base model, SmolLM2-135M-Instruct, under Apache-2.0.
 """
+
+
+def whitened(recipe: Mapping[str, object]) -> str:
+    """What the model card says about the last step of the recipe, if it has it."""
+    if not recipe.get("whitening"):
+        return ""
+    return f"""
+The student's vectors were then evened out along their principal axes, in closed form and without labels (whitening of
+strength {recipe["whitening"]}, folded into MLP_align)."""
 
 
 def keep_record(run: Path, folder: Path) -> None:

@@ -29,6 +29,7 @@ from llm2vec_gen_st.teachers.sources import MINILM, packaged_minilm
 from llm2vec_gen_st.training import RECIPES, ridge_heads, suffix_from_text, train
 from llm2vec_gen_st.training.data import prepare_labels, split_held_out, student_rows
 from llm2vec_gen_st.training.warm_start import ridge_map
+from llm2vec_gen_st.training.whitening import whitening_map
 
 SELF_RECIPE = "smollm2-135m-self"
 
@@ -118,9 +119,7 @@ class Workshop:
         vectors = torch.as_tensor(
             model.encode(list(self.rows["response"])[:4000], batch_size=64, show_progress_bar=True)
         )
-        center = vectors.double().mean(dim=0)
-        values, axes = torch.linalg.eigh(torch.cov((vectors.double() - center).T))
-        weight = axes @ torch.diag((values + 1e-3 * values.mean()).rsqrt()) @ axes.T
+        weight, center = whitening_map(vectors, 1.0, shrinkage=1e-3)
         return with_affine(model, weight, -weight @ center)
 
     def _targets(self, backbone: Backbone) -> tuple[list[str], np.ndarray]:

@@ -48,6 +48,7 @@ from llm2vec_gen_st.training.warm_start import (
     ridge_heads,
     suffix_from_text,
 )
+from llm2vec_gen_st.training.whitening import whiten_alignment
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -249,6 +250,10 @@ def _run_stages(
         suffix_from_text(model, recipe.suffix_text)
         fitted = ridge_heads(model, *_ridge_rows(dataset, labels, recipe), seed=recipe.seed, progress=progress)
         _report_ridge("start", run, fitted, model)
+    elif not (started or fresh) and recipe.whitening and labels is not None and WHOLE in dict(parts):
+        # A saved student may have been whitened; the alignment goes on from the teacher's own space.
+        fitted = ridge_alignment(model, *_ridge_rows(dataset, labels, recipe), seed=recipe.seed, progress=progress)
+        _report_ridge("start", run, fitted, model)
     _announce(model)
 
     if recipe.gradient_checkpointing:
@@ -271,6 +276,9 @@ def _run_stages(
         if name == WHOLE and recipe.ridge_refit and labels is not None:
             end = ridge_alignment(model, *_ridge_rows(dataset, labels, recipe), seed=recipe.seed, progress=progress)
             _report_ridge("end", run, end, model)
+        if name == WHOLE and recipe.whitening and labels is not None:
+            whiten_alignment(model, _ridge_rows(dataset, labels, recipe)[0], recipe.whitening, progress=progress)
+            share_parameters(list(model.response_head.parameters()))
     return history
 
 

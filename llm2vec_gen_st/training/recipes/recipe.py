@@ -40,6 +40,8 @@ class Recipe:
             while suffix and embeddings stay as they are. The two losses cannot hurt each other this way, and steps that
             only align cost half.
         ridge_refit: Set MLP_align by ridge regression once more when the suffix has been trained.
+        whitening: How far the student's vectors are evened out at the end of that, from 0 (not at all) to 1 (full);
+            see :func:`~llm2vec_gen_st.training.whitening.whiten_alignment`. Not in the paper.
         scheduler: Learning-rate schedule of the host.
         warmup_steps: Linear warm-up.
         weight_decay: Of AdamW.
@@ -93,6 +95,7 @@ class Recipe:
     align_learning_rate: float | None = None
     recon_steps: int = 0
     ridge_refit: bool = False
+    whitening: float = 0.0
     scheduler: str = "linear"
     warmup_steps: int = 100
     weight_decay: float = 0.0
@@ -122,6 +125,10 @@ class Recipe:
     seed: int = 42
     save_steps: int = 200
     logging_steps: int = 10
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.whitening <= 1:
+            raise ValueError(f"whitening must be from 0 to 1, got {self.whitening}.")
 
     @property
     def lora(self) -> dict[str, Any] | None:
