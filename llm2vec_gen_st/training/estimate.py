@@ -101,7 +101,8 @@ def estimate(
 
     Cost counts two operations for each weight and token, forward and (where something before it learns) backward, and
     the attention scores; memory counts weights, gradients, optimizer and what backward needs of the LLM's layers. Not
-    counted: the teacher, ridge regressions, evaluation, the optimizer's own work, and what the allocator keeps.
+    counted: the teacher, ridge regressions, whitening, evaluation, the optimizer's own work, and what the allocator
+    keeps.
 
     Args:
         recipe: The recipe, its base named.
