@@ -181,11 +181,12 @@ def without_reconstruction(model: LLM2VecGen, queries: Sequence[str]) -> None:
     head = model.response_head
     assert head.mlp_recon is not None
     folded = head.folded()
-    scale = float(embedding_weight(model.llm).float().std() / mean_states(model, queries, progress=False).std())
+    states = mean_states(model, queries, progress=False)
+    scale = float(embedding_weight(model.llm).float().std() / states.std())
     with torch.no_grad():
         head.mlp_recon.weight.copy_(scale * torch.eye(head.hidden_size))
         head.mlp_recon.bias.zero_()
-    set_folded(model, *folded)
+    set_folded(model, *folded, states.mean(dim=0))
 
 
 def quality(

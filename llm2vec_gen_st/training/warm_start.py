@@ -202,7 +202,7 @@ def _fit_alignment(model: LLM2VecGen, states: torch.Tensor, labels: np.ndarray, 
     if head.mlp_recon is None or head.mlp_align is None:
         raise ValueError("A ridge regression sets MLP_align behind MLP_recon; this student lacks one of them.")
     weight, bias, report = ridge_map(states, labels, seed=seed)
-    set_folded(model, weight, bias)
+    set_folded(model, weight, bias, states.mean(dim=0))
     return report
 
 
@@ -228,17 +228,18 @@ def reconstruction_only(model: LLM2VecGen, texts: Sequence[str], *, progress: bo
     finally:
         head.mlp_recon = layer.folded()
     if folded is not None:
-        set_folded(model, *folded)
+        set_folded(model, *folded, mean)
 
 
 @torch.no_grad()
-def set_folded(model: LLM2VecGen, weight: torch.Tensor, bias: torch.Tensor) -> None:
+def set_folded(model: LLM2VecGen, weight: torch.Tensor, bias: torch.Tensor, center: torch.Tensor) -> None:
     """Choose MLP_align so that behind MLP_recon, as it is, both heads together are a given map.
 
     Args:
         model: The student.
         weight: (D, H) of ``embedding = weight @ mean(h) + bias``.
         bias: (D).
+        center: (H), a typical ``mean(h)``, where the rounding of MLP_align to float32 is to do nothing.
 
     Raises:
         ValueError: If a head is missing, or MLP_recon maps different states onto each other.
@@ -246,11 +247,11 @@ def set_folded(model: LLM2VecGen, weight: torch.Tensor, bias: torch.Tensor) -> N
     head = model.response_head
     if head.mlp_recon is None or head.mlp_align is None:
         raise ValueError("MLP_align is set behind MLP_recon; this student lacks one of them.")
-    weight, bias = weight.cpu().double(), bias.cpu().double()
-    recon = head.mlp_recon.weight.cpu().double()
-    align = torch.linalg.solve(recon.T, weight.T).T
-    head.mlp_align.weight.copy_(align.float())
-    head.mlp_align.bias.copy_((bias - align @ head.mlp_recon.bias.cpu().double()).float())
-    found = head.mlp_align.weight.cpu().double() @ recon
+    weight, bias, center = (value.detach().cpu().double() for value in (weight, bias, center))
+    recon, shift = (value.detach().cpu().double() for value in (head.mlp_recon.weight, head.mlp_recon.bias))
+    head.mlp_align.weight.copy_(torch.linalg.solve(recon.T, weight.T).T.float())
+    align = head.mlp_align.weight.cpu().double()
+    head.mlp_align.bias.copy_((weight @ center + bias - align @ (recon @ center + shift)).float())
+    found = align @ recon
     if (found - weight).norm() > 1e-3 * weight.norm():
         raise ValueError("MLP_recon maps different states onto each other, so MLP_align cannot be set behind it.")

@@ -27,14 +27,14 @@ def test_the_embedding_is_the_same_however_long_the_reconstruction_stage(tmp_pat
         return train(
             rows, tmp_path / str(recon_steps), base=tiny_backbone(), teacher="self", recipe="smollm2-135m-self",
             thought_tokens=4, compression_tokens=4, max_steps=4, warmup_steps=0, held_out=0, dtype="float32",
-            batch_size=8, recon_steps=recon_steps, recon_learning_rate=1e-2, progress=False,
+            batch_size=8, recon_steps=recon_steps, progress=False,
         )  # fmt: skip
 
     none, short, long = student(0), student(1), student(8)
     texts = [query for query, _ in PAIRS]
     expected = short.encode(texts)
     for other in (none, long):
-        np.testing.assert_allclose(other.encode(texts), expected, atol=1e-4 * np.abs(expected).max())
+        np.testing.assert_allclose(other.encode(texts), expected, atol=1e-5 * np.abs(expected).max())
         torch.testing.assert_close(other.suffix_transformer.suffix, short.suffix_transformer.suffix)
     recon = none.response_head.mlp_recon
     assert recon is not None

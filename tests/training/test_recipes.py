@@ -104,6 +104,7 @@ def test_a_file_extends_a_recipe_or_another_file(tmp_path: Path) -> None:
         ({"ridge_refit": 1}, "ridge_refit must be true or false, got 1"),
         ({"include": [1]}, r"include must be a list of texts, got \[1\]"),
         ({"base": ["a"]}, r"base must be a str, got \['a'\]"),
+        ({"whitening": 2}, r"mine.json.*whitening must be from 0 to 1, got 2"),
         ([], "expected a JSON object"),
     ],
 )  # fmt: skip
@@ -132,6 +133,7 @@ def test_a_recipe_survives_its_file(tmp_path_factory: pytest.TempPathFactory, da
             changes[field.name] = data.draw(_VALUES[kind].filter(lambda value: value != "none"))
         elif kind == "tuple[str, ...]":
             changes[field.name] = tuple(data.draw(st.lists(st.text())))
+    changes["whitening"] = data.draw(st.floats(0, 1))
     recipe = dataclasses.replace(Recipe(), **changes)
     path = tmp_path_factory.mktemp("recipe") / "mine.json"
     path.write_text(json.dumps(dataclasses.asdict(recipe)), encoding="utf-8")

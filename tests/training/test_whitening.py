@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from llm2vec_gen_st import LLM2VecGen
 from llm2vec_gen_st.testing import tiny_backbone, tiny_model
 from llm2vec_gen_st.training import Recipe, run, train
+from llm2vec_gen_st.training.warm_start import set_folded
 from llm2vec_gen_st.training.whitening import whiten_alignment, whitening_map
 
 from .tiny import TINY, rows
@@ -131,3 +132,18 @@ def test_a_whitened_student_goes_on_from_its_teachers_space(tmp_path: Path) -> N
 def test_a_strength_is_from_nothing_to_full(value: float) -> None:
     with pytest.raises(ValueError, match="whitening must be from 0 to 1"):
         Recipe(whitening=value)
+
+
+def test_rounding_of_the_alignment_does_nothing_at_the_center() -> None:
+    model, generator = tiny_model(), torch.Generator().manual_seed(0)
+    head = model.response_head
+    assert head.mlp_recon is not None
+    # Nearly singular, so that MLP_align is thousands of times larger than what both heads are together.
+    axes = torch.linalg.qr(torch.randn(64, 64, generator=generator, dtype=torch.float64)).Q
+    head.mlp_recon.weight.data.copy_(axes @ torch.diag(torch.logspace(-4, 0, 64).double()) @ axes.T)
+    weight, bias, center = (torch.randn(*shape, generator=generator) for shape in ((48, 64), (48,), (64,)))
+    set_folded(model, weight, bias, 100 * center)
+    with torch.no_grad():
+        found = head({"compression_states": 100 * center.repeat(1, 4, 1)})["sentence_embedding"][0]
+    wanted = (weight.double() @ (100 * center.double()) + bias).float()
+    torch.testing.assert_close(found, wanted, rtol=0, atol=2e-3)
