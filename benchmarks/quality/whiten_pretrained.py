@@ -4,7 +4,7 @@
     python benchmarks/quality/whiten_pretrained.py WORK/responses --install 0.6
 
 The first prints a table for the students in FOLDER as they were before; the second writes MLP_align into the package,
-once. A run of the recipe does the same at its end.
+and a record beside it, which keeps it from being done twice. A run of the recipe does the same at its end.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from llm2vec_gen_st.training.whitening import whiten_alignment, whitening_map
 STUDENTS = {"llm2vec-gen-smollm2-135m": "smollm2-135m", "llm2vec-gen-smollm2-135m-self": "smollm2-135m-self"}
 STRENGTHS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 OWN_RESPONSES = 500
+RECORDS = Path(__file__).parent / "records"
 
 
 def remembered(model: LLM2VecGen) -> Embed:
@@ -73,6 +74,9 @@ def main(
     """Measure strengths, or install one."""
     if (data is None) == (install is None):
         raise typer.BadParameter("give either the evaluation sets, or --install")
+    records = {name: RECORDS / name / "whitening.json" for name in STUDENTS}
+    if install is not None and (done := [str(path) for path in records.values() if path.exists()]):
+        raise typer.BadParameter(f"the package's students are evened out already: {', '.join(done)}")
     found = read_responses(responses, include=("ok", "cut_off"), partial=True)
     backbone = load_backbone(SMOLLM2_ID, model_kwargs={"dtype": "bfloat16"})
     results: dict[str, dict[str, float]] = {}
@@ -83,6 +87,7 @@ def main(
             assert install is not None
             whiten_alignment(model, texts, install)
             model.response_head.save(str(students / name / "1_ResponseHead"))
+            write_json(records[name], {"strength": install, "texts": len(texts), "responses": len(found)})
             continue
         embed = remembered(model)
         spread_of, last = embed(texts), found.select(range(len(found) - OWN_RESPONSES, len(found)))
