@@ -218,7 +218,7 @@ def reconstruction_only(model: LLM2VecGen, texts: Sequence[str], *, progress: bo
     head = model.response_head
     if head.mlp_recon is None:
         raise ValueError("This student has no MLP_recon to train.")
-    folded = None if head.mlp_align is None else [value.detach() for value in head.folded()]
+    folded = None if head.mlp_align is None else head.folded()
     mean, std = state_moments(model, texts, progress=progress)
     layer = StandardizedLinear(head.mlp_recon, mean, std)
     # Training code takes the layer by weight and bias, which both forms have.
@@ -228,7 +228,8 @@ def reconstruction_only(model: LLM2VecGen, texts: Sequence[str], *, progress: bo
     finally:
         head.mlp_recon = layer.folded()
     if folded is not None:
-        set_folded(model, *folded, mean)
+        weight, bias = folded
+        set_folded(model, weight, bias, mean)
 
 
 @torch.no_grad()
