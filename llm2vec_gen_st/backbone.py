@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from llm2vec_gen_st.base_cache import cached_directory
 from llm2vec_gen_st.base_reference import BaseModelError, BaseReference
@@ -52,6 +53,15 @@ def embedding_weight(llm: PreTrainedModel) -> torch.Tensor:
         llm: The causal LM.
     """
     return cast(torch.Tensor, llm.get_input_embeddings().weight)
+
+
+def decoder_layers(llm: PreTrainedModel) -> list[GradientCheckpointingLayer]:
+    """Layers of a causal LM, the first one first.
+
+    Args:
+        llm: The causal LM.
+    """
+    return [module for module in llm.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
 def placed_by_loading(llm: PreTrainedModel, model_kwargs: Mapping[str, Any] | None) -> torch.device | None:

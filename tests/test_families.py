@@ -13,11 +13,13 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     GPT2Config,
+    GptOssConfig,
     LlamaConfig,
     MistralConfig,
     PretrainedConfig,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 from llm2vec_gen_st import LLM2VecGen
@@ -42,6 +44,10 @@ FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
     "gpt2": lambda: GPT2Config(
         vocab_size=320, n_embd=64, n_layer=2, n_head=4, n_positions=1024, bos_token_id=None, eos_token_id=2
     ),
+    "qwen3, experts": lambda: Qwen3MoeConfig(
+        **SMALL, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64
+    ),
+    "gpt-oss, experts": lambda: GptOssConfig(**SMALL, head_dim=16, num_local_experts=4, num_experts_per_tok=2),
 }
 TEXTS = [
     "bees",

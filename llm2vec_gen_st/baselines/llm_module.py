@@ -12,10 +12,9 @@ from typing import Any, ClassVar
 import torch
 from sentence_transformers import SentenceTransformer
 from torch import nn
-from transformers.modeling_layers import GradientCheckpointingLayer
 from typing_extensions import Self
 
-from llm2vec_gen_st.backbone import Backbone, load_backbone, placed_by_loading
+from llm2vec_gen_st.backbone import Backbone, decoder_layers, load_backbone, placed_by_loading
 from llm2vec_gen_st.modules.frozen_llm import FrozenLLM
 from llm2vec_gen_st.modules.groups import in_groups, similar_lengths, tokens_at_once
 from llm2vec_gen_st.modules.suffix_transformer import pad_right
@@ -172,7 +171,7 @@ class LLMModule(FrozenLLM):
         enable = getattr(llm, "activation_checkpointing_enable", None) or llm.gradient_checkpointing_enable
         disable = getattr(llm, "activation_checkpointing_disable", None) or llm.gradient_checkpointing_disable
         enable(options)
-        self._recomputed = [layer for layer in llm.modules() if isinstance(layer, GradientCheckpointingLayer)]
+        self._recomputed = decoder_layers(llm)
         try:
             yield
         finally:

@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
 
-from llm2vec_gen_st.backbone import embedding_weight
+from llm2vec_gen_st.backbone import decoder_layers, embedding_weight
 from llm2vec_gen_st.losses.cross_entropy import chunked_cross_entropy, lm_logits
 from llm2vec_gen_st.modules.attention import quick_backward
 from llm2vec_gen_st.modules.groups import similar_lengths, tokens_at_once
@@ -113,7 +112,7 @@ def _checkpointed_layers(llm: PreTrainedModel) -> Iterator[None]:
     The host checkpoints a layer only while that layer is in training mode; the LLM stays in evaluation mode (no
     dropout), so only the layers' own flags are switched, not those of what is inside them.
     """
-    layers = [module for module in llm.modules() if isinstance(module, GradientCheckpointingLayer)]
+    layers = decoder_layers(llm)
     for layer in layers:
         layer.training = layer.gradient_checkpointing and torch.is_grad_enabled()
     try:

@@ -16,6 +16,7 @@ from llm2vec_gen_st.backbone import Backbone, embedding_weight
 from llm2vec_gen_st.modules.attention import quick_backward
 from llm2vec_gen_st.modules.frozen_llm import FrozenLLM
 from llm2vec_gen_st.modules.groups import in_groups, similar_lengths, tokens_at_once
+from llm2vec_gen_st.modules.last_layer import only_at, prepare_last_layer
 from llm2vec_gen_st.modules.tensors import CheckpointError, load_tensors, save_tensors
 from llm2vec_gen_st.modules.truncation import count_cut
 
@@ -80,6 +81,7 @@ class SuffixTransformer(FrozenLLM):
         # Drawn before the LoRA matrices are: a seed stands for the same student as ever.
         start = torch.randn(thought_tokens + compression_tokens, embeddings.shape[1], device=_real_device(embeddings))
         super().__init__(backbone, max_seq_length=max_seq_length, lora=lora, max_batch_tokens=max_batch_tokens)
+        prepare_last_layer(self.llm)
         self.thought_tokens = thought_tokens
         self.compression_tokens = compression_tokens
         self.end_of_response = end_of_response
@@ -164,12 +166,13 @@ class SuffixTransformer(FrozenLLM):
         rows = torch.where(
             in_suffix[..., None], suffix[place.clamp(0, self.suffix_length - 1)], torch.cat([embedded, room], dim=1)
         )
-        with quick_backward(rows):
+        first = lengths + self.thought_tokens
+        index = first[:, None] + torch.arange(self.compression_tokens, device=lengths.device)
+        with quick_backward(rows), only_at(index, rows.shape[1]):
             hidden = self.llm.base_model(
                 inputs_embeds=rows, past_key_values=past, use_cache=past is not None
             ).last_hidden_state
-        first = lengths.to(hidden.device) + self.thought_tokens
-        index = first[:, None] + torch.arange(self.compression_tokens, device=hidden.device)
+        index = index.to(hidden.device)
         return hidden.gather(1, index[..., None].expand(-1, -1, hidden.shape[-1]))
 
     def _states_after_frozen_text(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,104 @@
+"""The last layer is computed where it is asked for, by the pass that asks, and nowhere is anything else changed."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from llm2vec_gen_st import LLM2VecGen
+from llm2vec_gen_st.backbone import decoder_layers
+from llm2vec_gen_st.modules.last_layer import only_at, prepare_last_layer
+from llm2vec_gen_st.testing import tiny_backbone, tiny_model
+
+TEXTS = ["bees", "Where do polar bears live? Who makes honey?", "Rivers carry water from the mountains to the sea."]
+IDS = torch.tensor([[5, 6, 7, 8, 9], [9, 8, 7, 6, 5]])
+
+
+@pytest.fixture
+def model() -> LLM2VecGen:
+    return tiny_model()
+
+
+def _rows_seen(model: LLM2VecGen, part: str) -> list[tuple[int, ...]]:
+    seen: list[tuple[int, ...]] = []
+    inside = decoder_layers(model.llm)[-1].get_submodule(part)
+    inside.register_forward_pre_hook(lambda module, inputs: seen.append(tuple(inputs[0].shape[:2])))
+    return seen
+
+
+@pytest.mark.parametrize("part", ["mlp", "self_attn.q_proj", "self_attn.o_proj"])
+def test_encoding_computes_compression_positions_only(model: LLM2VecGen, part: str) -> None:
+    seen = _rows_seen(model, part)
+    model.encode(TEXTS)
+    assert sum(rows for rows, _ in seen) == len(TEXTS)
+    assert {width for _, width in seen} == {model.suffix_transformer.compression_tokens}
+
+
+def test_other_layers_and_other_passes_compute_everything(model: LLM2VecGen) -> None:
+    seen = _rows_seen(model, "mlp")
+    model.llm(input_ids=IDS)
+    assert seen == [(2, 5)]
+    whole = model.llm(input_ids=IDS).logits
+    model.encode(TEXTS)
+    assert torch.equal(model.llm(input_ids=IDS).logits, whole)
+
+
+def test_a_pass_that_learns_computes_everything(model: LLM2VecGen) -> None:
+    hidden = model.llm.base_model
+    states = model.llm.get_input_embeddings()(IDS).requires_grad_()
+    whole = hidden(inputs_embeds=states).last_hidden_state
+    with only_at(torch.tensor([[1], [2]]), 5):
+        assert torch.equal(hidden(inputs_embeds=states).last_hidden_state, whole)
+
+
+def test_another_thread_is_not_touched(model: LLM2VecGen) -> None:
+    whole = model.llm(input_ids=IDS).logits
+    found: list[torch.Tensor] = []
+    with torch.no_grad(), only_at(torch.tensor([[1], [2]]), 5):
+        thread = threading.Thread(target=lambda: found.append(model.llm(input_ids=IDS).logits))
+        thread.start()
+        thread.join()
+        assert not torch.allclose(model.llm(input_ids=IDS).logits, whole)
+    assert torch.equal(found[0], whole)
+
+
+def test_it_ends_when_the_pass_fails(model: LLM2VecGen) -> None:
+    whole = model.llm(input_ids=IDS).logits
+    with pytest.raises(RuntimeError), torch.no_grad(), only_at(torch.tensor([[7], [7]]), 5):
+        model.llm(input_ids=IDS)
+    assert torch.equal(model.llm(input_ids=IDS).logits, whole)
+
+
+def test_preparing_twice_is_preparing_once(model: LLM2VecGen) -> None:
+    seen = _rows_seen(model, "mlp")
+    expected = model.encode(TEXTS)
+    prepare_last_layer(model.llm)
+    np.testing.assert_array_equal(model.encode(TEXTS), expected)
+    assert {width for _, width in seen} == {4}
+
+
+def test_two_students_share_an_llm() -> None:
+    backbone = tiny_backbone()
+    one, other = tiny_model(backbone=backbone), tiny_model(backbone=backbone, seed=1)
+    alone = tiny_model(seed=1, backbone=tiny_backbone())
+    one.encode(TEXTS)
+    np.testing.assert_allclose(other.encode(TEXTS), alone.encode(TEXTS), atol=1e-6)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_encode_alike(model: LLM2VecGen, copied) -> None:
+    np.testing.assert_array_equal(copied(model).encode(TEXTS), model.encode(TEXTS))
+
+
+def test_compiled_layers_give_the_same_vectors(model: LLM2VecGen) -> None:
+    expected = model.encode(TEXTS)
+    model.llm.base_model.compile(backend="eager")
+    np.testing.assert_allclose(model.encode(TEXTS), expected, atol=1e-6)
+    whole = tiny_model().llm(input_ids=IDS).logits
+    with torch.no_grad():
+        torch.testing.assert_close(model.llm(input_ids=IDS).logits, whole)
