@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llm2vec_gen_st.files import count_rows, read_rows, write_json
+from llm2vec_gen_st.files import count_rows, read_rows
+from llm2vec_gen_st.manifests import claim
 
 logger = logging.getLogger(__name__)
 
@@ -51,14 +51,7 @@ class PartFolder:
         Raises:
             ValueError: If the folder's parts were made differently; names what differs.
         """
-        path = self.folder / name
-        if not path.exists():
-            try:
-                write_json(path, manifest, replace=False)
-                return
-            except FileExistsError:
-                pass  # another process was faster
-        refuse_difference(self.folder, self.holds, {**(unsaid or {}), **read_manifest(path)}, manifest)
+        claim(self.folder / name, manifest, holds=self.holds, unsaid=unsaid)
 
     def is_finished(self, number: int, rows: int) -> bool:
         """Whether a part is there, whole, and has its rows; of a damaged one a warning says that it counts as missing.
@@ -114,44 +107,6 @@ def read_part(path: Path) -> list[dict[str, Any]]:
         return read_rows(path)
     except ValueError as error:
         raise ValueError(f"{error} Delete the file and {_AGAIN}.") from error
-
-
-def read_manifest(path: Path) -> dict[str, Any]:
-    """A manifest's content.
-
-    Raises:
-        FileNotFoundError: If it is not there.
-        ValueError: If it is damaged.
-    """
-    try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(
-            f"{path}: damaged ({error}). Put it back from a copy, or delete the folder {path.parent} and start again."
-        ) from error
-    return found
-
-
-def refuse_difference(folder: Path, holds: str, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Compare what a folder's manifest says with what is wanted.
-
-    Raises:
-        ValueError: If they differ; names each key with both values.
-
-    Example:
-        >>> refuse_difference(Path("out"), "responses", {"batch_size": 2}, {"batch_size": 3})
-        Traceback (most recent call last):
-        ...
-        ValueError: out holds responses made differently (batch_size: 2 there, 3 now). Repeat the first command, or
-        choose another folder.
-    """
-    different = {key: (found.get(key), value) for key, value in wanted.items() if found.get(key) != value}
-    if different:
-        described = "; ".join(f"{key}: {old!r} there, {new!r} now" for key, (old, new) in different.items())
-        raise ValueError(
-            f"{folder} holds {holds} made differently ({described}). Repeat the first command, or choose another "
-            "folder."
-        )
 
 
 def parse_shard(shard: str) -> tuple[int, int]:

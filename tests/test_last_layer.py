@@ -13,6 +13,7 @@ import torch
 from llm2vec_gen_st import LLM2VecGen
 from llm2vec_gen_st.backbone import decoder_layers
 from llm2vec_gen_st.modules.last_layer import only_at, prepare_last_layer
+from llm2vec_gen_st.modules.lora import lora_parameters
 from llm2vec_gen_st.testing import tiny_backbone, tiny_model
 
 TEXTS = ["bees", "Where do polar bears live? Who makes honey?", "Rivers carry water from the mountains to the sea."]
@@ -88,6 +89,25 @@ def test_two_students_share_an_llm() -> None:
     alone = tiny_model(seed=1, backbone=tiny_backbone())
     one.encode(TEXTS)
     np.testing.assert_allclose(other.encode(TEXTS), alone.encode(TEXTS), atol=1e-6)
+
+
+def test_lora_goes_around_a_layer_that_heeds() -> None:
+    settings = {"r": 4, "lora_alpha": 8.0, "target_modules": ["q_proj", "o_proj"]}
+    backbone = tiny_backbone()
+    plain = tiny_model(backbone=backbone)
+    expected = plain.encode(TEXTS)
+    adapted = LLM2VecGen.from_base(backbone, thought_tokens=4, compression_tokens=4, embedding_dim=48, lora=settings)
+    with torch.no_grad():
+        for matrix in lora_parameters(adapted.llm).values():
+            matrix.normal_(std=0.3)
+    seen = _rows_seen(adapted, "self_attn.q_proj")
+    with torch.no_grad():
+        found = adapted.suffix_transformer(adapted.preprocess(TEXTS))["compression_states"]
+    assert {width for _, width in seen} == {4}
+    whole = adapted.suffix_transformer(adapted.preprocess(TEXTS))["compression_states"]
+    assert {width for _, width in seen} != {4}
+    torch.testing.assert_close(found, whole.detach(), atol=1e-5, rtol=1e-5)
+    np.testing.assert_allclose(plain.encode(TEXTS), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])

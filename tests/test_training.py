@@ -177,7 +177,7 @@ def test_finished_folder_holds_no_pickle(tmp_path: Path) -> None:
 def test_other_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     """A folder that holds one run is not mixed with another."""
     train(rows(), tmp_path, base=tiny_backbone(), teacher=None, recipe=TINY, max_steps=1, progress=False)
-    with pytest.raises(ValueError, match=r"another training run .*recipe"):
+    with pytest.raises(ValueError, match=r"a training run made differently \(recipe.max_steps: 1 there, 2 now\)"):
         train(rows(), tmp_path, base=tiny_backbone(), teacher=None, recipe=TINY, max_steps=2, progress=False)
 
 

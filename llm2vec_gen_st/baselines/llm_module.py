@@ -71,7 +71,7 @@ class LLMModule(FrozenLLM):
         if max_seq_length < 1:
             raise ValueError(f"max_seq_length must be at least 1, got {max_seq_length}.")
         super().__init__(backbone, max_seq_length=max_seq_length, lora=lora, max_batch_tokens=max_batch_tokens)
-        self._recomputed: list[nn.Module] = []
+        self._recomputed: Sequence[nn.Module] = []
 
     def get_embedding_dimension(self) -> int:
         """Width H of the embeddings."""

@@ -20,6 +20,7 @@ from llm2vec_gen_st.baselines.llm_module import LLMModule, encoder_of
 from llm2vec_gen_st.extras import require
 from llm2vec_gen_st.files import write_json
 from llm2vec_gen_st.host_checkpoints import ResumableTrainer, last_checkpoint
+from llm2vec_gen_st.manifests import claim
 from llm2vec_gen_st.modules.attention import quick_backward
 from llm2vec_gen_st.modules.frozen_llm import LORA_FILE
 from llm2vec_gen_st.modules.lora import lora_removed_on_failure
@@ -127,7 +128,8 @@ def training_run(
     Raises:
         ValueError: If the folder holds another run.
     """
-    claim(output / RUN_FOLDER, {"base": asdict(backbone.reference), "lora": settings_of(lora), **depends_on})
+    told = {"base": asdict(backbone.reference), "lora": settings_of(lora), **depends_on}
+    claim(output / RUN_FOLDER / SETTINGS_FILE, told, holds="a training run")
     with lora_removed_on_failure(backbone.llm):
         # The host's seed is set only once its trainer is made; the LoRA start must be the same in every call.
         with torch.random.fork_rng(devices=[]):
@@ -201,29 +203,6 @@ def module_of(model: SentenceTransformer) -> LLMModule:
     module = model[0]
     assert isinstance(module, LLMModule)
     return module
-
-
-def claim(folder: Path, wanted: dict[str, Any]) -> None:
-    """Record what a run is, and refuse a folder that holds another one.
-
-    Args:
-        folder: The run's folder.
-        wanted: Everything that its result depends on.
-
-    Raises:
-        ValueError: If the folder holds another run; names what differs.
-    """
-    path = folder / SETTINGS_FILE
-    wanted = json.loads(json.dumps(wanted))
-    if path.exists():
-        found = json.loads(path.read_text(encoding="utf-8"))
-        differing = sorted(key for key in wanted.keys() | found.keys() if found.get(key) != wanted.get(key))
-        if differing:
-            raise ValueError(
-                f"{folder} holds another training run (different: {', '.join(differing)}). Repeat its call to go on "
-                "with it, or choose another output folder."
-            )
-    write_json(path, wanted)
 
 
 def settings_of(value: LoraSettings | StageSettings) -> dict[str, Any]:

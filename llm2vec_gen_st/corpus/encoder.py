@@ -14,7 +14,8 @@ from llm2vec_gen_st.corpus.plan import HOLDS, MANIFEST, CorpusPlan, Slice, plan_
 from llm2vec_gen_st.corpus.reading import Passage, Passages
 from llm2vec_gen_st.extras import require
 from llm2vec_gen_st.files import write_table
-from llm2vec_gen_st.parts import PartFolder, read_manifest, run_of_parts
+from llm2vec_gen_st.manifests import read_manifest
+from llm2vec_gen_st.parts import PartFolder, run_of_parts
 
 if TYPE_CHECKING:
     from llm2vec_gen_st.model import LLM2VecGen

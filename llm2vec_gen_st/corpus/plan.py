@@ -15,7 +15,8 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from llm2vec_gen_st.corpus.reading import Columns, Passage, Passages, Row, as_passage, corpus_files, read_file
-from llm2vec_gen_st.parts import PartFolder, read_manifest, refuse_difference
+from llm2vec_gen_st.manifests import read_manifest, refuse_difference
+from llm2vec_gen_st.parts import PartFolder
 
 MANIFEST = "corpus.json"
 HOLDS = "embeddings"

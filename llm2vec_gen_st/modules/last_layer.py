@@ -18,12 +18,13 @@ from llm2vec_gen_st.backbone import decoder_layers
 _POSITION_WISE = ("self_attn.q_proj", "self_attn.o_proj", "mlp")
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Asked:
-    """Positions (b, n) of rows that are ``width`` positions long."""
+    """Positions (b, n) of rows that are ``width`` positions long, and the part that is computing them just now."""
 
     positions: torch.Tensor
     width: int
+    within: nn.Module | None = None
 
 
 # Of one thread: another one may run the same LLM for something else meanwhile.
@@ -80,8 +81,10 @@ def _heeded(inputs: tuple[Any, ...]) -> _Asked | None:
 
 def _narrow(part: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
     asked = _heeded(inputs)
-    if asked is None:
+    # A layer that LoRA has been put around is inside a part of the same name.
+    if asked is None or asked.within is not None:
         return None
+    asked.within = part
     states, *others = inputs
     index = asked.positions.to(states.device)[..., None].expand(-1, -1, states.shape[-1])
     return (states.gather(1, index), *others)
@@ -89,8 +92,9 @@ def _narrow(part: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
 
 def _widen(part: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
     asked = _heeded(inputs)
-    if asked is None:
+    if asked is None or asked.within is not part:
         return None
+    asked.within = None
     if isinstance(output, tuple):
         return (_spread(output[0], asked), *output[1:])
     return _spread(output, asked)

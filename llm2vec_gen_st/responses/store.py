@@ -16,7 +16,8 @@ from tqdm.auto import tqdm
 from llm2vec_gen_st.backbone import Backbone
 from llm2vec_gen_st.extras import require
 from llm2vec_gen_st.files import read_rows, write_rows
-from llm2vec_gen_st.parts import PartFolder, parse_shard, read_manifest, read_part
+from llm2vec_gen_st.manifests import read_manifest
+from llm2vec_gen_st.parts import PartFolder, parse_shard, read_part
 from llm2vec_gen_st.responses.backends import BackendName, ResponseBackend, as_backend
 from llm2vec_gen_st.responses.generation import GenerationSettings, Response
 from llm2vec_gen_st.text import without_lone_surrogates

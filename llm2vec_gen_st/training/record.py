@@ -8,10 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llm2vec_gen_st.files import write_json
+from llm2vec_gen_st import manifests
 from llm2vec_gen_st.modules.config import read_json_object
 from llm2vec_gen_st.training.data import NEGATIVES
-from llm2vec_gen_st.training.processes import is_main, rank_and_size
+from llm2vec_gen_st.training.processes import rank_and_size
 from llm2vec_gen_st.training.recipes import Recipe
 
 if TYPE_CHECKING:
@@ -34,21 +34,9 @@ def claim(run: Path, recipe: Recipe, teacher: str | None, rows: Dataset, start: 
     Raises:
         ValueError: If the folder holds another run; names what differs.
     """
-    wanted = describe(recipe, teacher, rows, start)
-    path = run / RECORD_FILE
-    if path.exists():
-        found = json.loads(path.read_text(encoding="utf-8"))
-        # A run that was recorded before a field existed is one with that field's default.
-        found["recipe"] = {**_defaults(), **found.get("recipe", {})}
-        found.setdefault("processes", 1)
-        different = sorted(key for key in wanted if found.get(key) != wanted[key])
-        if different:
-            raise ValueError(
-                f"{run} holds another training run (different: {', '.join(different)}). Repeat its command to go on "
-                "with it, or choose another output folder."
-            )
-    if is_main():
-        write_json(path, wanted)
+    # A run that was recorded before a field existed is one with that field's default.
+    unsaid = {"recipe": _defaults(), "processes": 1}
+    manifests.claim(run / RECORD_FILE, describe(recipe, teacher, rows, start), holds="a training run", unsaid=unsaid)
 
 
 def describe(recipe: Recipe, teacher: str | None, rows: Dataset, start: str | Path | None) -> dict[str, Any]:

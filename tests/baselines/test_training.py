@@ -211,7 +211,7 @@ def test_a_stopped_training_goes_on_and_ends_alike(tmp_path: Path, monkeypatch: 
     # Two checkpoints of the second stage are all that was left to write.
     assert len(saved) == 7
     np.testing.assert_allclose(again.encode(HELD_OUT), whole.encode(HELD_OUT), atol=1e-4)
-    with pytest.raises(ValueError, match=r"another training run \(different: dropout\)"):
+    with pytest.raises(ValueError, match=r"a training run made differently \(dropout: 0.3 there, 0.1 now\)"):
         train_llm2vec(learner(), FIT, tmp_path / "stopped", dropout=0.1, **arguments)
 
 
