@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from llm2vec_gen_st.backbone import embedding_weight
+from llm2vec_gen_st.backbone import decoder_layers, embedding_weight
 from llm2vec_gen_st.encoding import as_rows
 from llm2vec_gen_st.modules.groups import similar_lengths
 from llm2vec_gen_st.modules.lora import lora_enabled
@@ -62,9 +64,20 @@ def hidden_states(llm: PreTrainedModel, rows: torch.Tensor, layer: int) -> torch
     if number == resolved_layer(llm, -1):
         last: torch.Tensor = llm.base_model(inputs_embeds=rows, use_cache=False).last_hidden_state
         return last
-    # A list, not True: only that layer's states are kept in memory.
-    found = llm.base_model(inputs_embeds=rows, use_cache=False, output_hidden_states=[number])
-    states: torch.Tensor = found.hidden_states[number]
+    # What goes into the next layer. The host's own list of layers to keep has come to count from the input only lately.
+    caught: list[torch.Tensor] = []
+    here = threading.get_ident()
+
+    def catch(layer: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if threading.get_ident() == here:  # others may run the same LLM
+            caught.append(inputs[0] if inputs else named["hidden_states"])
+
+    hook = decoder_layers(llm.base_model)[number].register_forward_pre_hook(catch, with_kwargs=True)
+    try:
+        llm.base_model(inputs_embeds=rows, use_cache=False)
+    finally:
+        hook.remove()
+    (states,) = caught
     return states
 
 
