@@ -503,7 +503,8 @@ def assert_same_tokenizer(one: Any, other: Any, folder: Path) -> None:
         chats = [tokenizer.apply_chat_template(messages, add_generation_prompt=more) for tokenizer in (one, other)]
         assert dict(chats[0]) == dict(chats[1])
     texts = ["", " a", "a\n\n  b\t", "<|im_start|>user", "蜂蜜 🐝", "e\u0301é", "\x00\u2028", "x" * 500]
-    for padding in (False, True):
+    # Older versions of transformers find no padding token in a GGUF file.
+    for padding in {False, one.pad_token is not None}:
         encoded = [tokenizer(texts, padding=padding) for tokenizer in (one, other)]
         assert dict(encoded[0]) == dict(encoded[1])
     ids = one(texts)["input_ids"]

@@ -100,6 +100,7 @@ def test_further_arguments_reach_the_host_and_leave_the_recipe_alone(tmp_path: P
         train(rows(), tmp_path / "b", trainer_arguments={"seed": 1, "learning_rate": 1.0}, **options)
 
 
+@pytest.mark.skipif(torch.__version__.startswith("2.6."), reason="torch 2.6 cannot trace the host's wrapper of an LLM")
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_compiled_steps_have_the_losses_of_plain_ones(tmp_path: Path, backend: str) -> None:
     """`eager` traces the step and runs it as it is; `inductor`, the host's default, also needs a compiler."""
