@@ -20,7 +20,7 @@ test: $(INSTALLED)
 test-slow: $(INSTALLED)
 	LLM2VEC_GEN_WHOLE_SUITE=1 $(BIN)/python -m pytest -m slow
 
-# With the oldest versions that pyproject.toml allows. About twenty tests still fail there: floors that have to be raised.
+# With the oldest versions that pyproject.toml allows.
 # Left out: tests of later extras, and those that need langchain-tests, which asks for a newer langchain-core.
 test-oldest: $(OLDEST)/.installed
 	$(OLDEST)/bin/python -m pytest -m "not slow" -n logical --maxprocesses 4 --dist loadfile \

@@ -115,6 +115,7 @@ def test_copies_encode_alike(model: LLM2VecGen, copied) -> None:
     np.testing.assert_array_equal(copied(model).encode(TEXTS), model.encode(TEXTS))
 
 
+@pytest.mark.skipif(torch.__version__.startswith("2.6."), reason="torch 2.6 cannot trace the host's wrapper of an LLM")
 def test_compiled_layers_give_the_same_vectors(model: LLM2VecGen) -> None:
     expected = model.encode(TEXTS)
     model.llm.base_model.compile(backend="eager")

@@ -157,7 +157,7 @@ def test_the_manifest_records_the_backend_and_refuses_the_other(
     assert manifest["writer"] == {"id": base, "revision": None, "dtype": "auto"}
     with pytest.raises(ValueError, match="backend: 'vllm' there, 'transformers' now"):
         write(tmp_path, backbone)
-    with pytest.raises(ValueError, match=r"writer: .*float16"):
+    with pytest.raises(ValueError, match=r"writer\.dtype: 'auto' there, 'float16' now"):
         write(tmp_path, VllmBackend(base, dtype="float16"))
 
 
