@@ -115,6 +115,7 @@ def main(
     dtype: str = "bfloat16",
     mntp_steps: int = 300,
     simcse_steps: int = 100,
+    pair_steps: int = 100,
     student_steps: int = 0,
 ) -> None:
     """Run what is missing, and write the tables and plots."""
@@ -127,7 +128,7 @@ def main(
     wanted = [folder for folder in of_split if not task or folder in task]
     output = output or Path(__file__).parent / "results" / f"systems-{split}"
     work.mkdir(parents=True, exist_ok=True)
-    shop = Workshop(work, responses, dtype, mntp_steps, simcse_steps, student_steps)
+    shop = Workshop(work, responses, dtype, mntp_steps, simcse_steps, pair_steps, student_steps)
     for name, system in SYSTEMS.items():
         if only and name not in only:
             continue

@@ -19,8 +19,12 @@ from sentence_transformers.sentence_transformer.modules import Dense
 
 from llm2vec_gen_st import LLM2VecGen
 from llm2vec_gen_st.backbone import SMOLLM2_ID, Backbone, load_backbone
-from llm2vec_gen_st.baselines import build, llm2vec, train_llm2vec
+from llm2vec_gen_st.baselines import build, llm2vec, train_gircse, train_inbedder, train_llm2vec
+from llm2vec_gen_st.baselines.gircse_training import CONTRASTIVE_STAGE
+from llm2vec_gen_st.baselines.inbedder import QUESTION
+from llm2vec_gen_st.baselines.inbedder_training import QA_STAGE
 from llm2vec_gen_st.baselines.llm2vec_training import MNTP_STAGE, SIMCSE_STAGE
+from llm2vec_gen_st.baselines.training import StageSettings
 from llm2vec_gen_st.evaluation.instructions import built_in_instructions
 from llm2vec_gen_st.prompts import DEFAULT_PROMPTS, DOCUMENT
 from llm2vec_gen_st.responses import read_responses
@@ -44,6 +48,7 @@ class Workshop:
         dtype: Of the frozen LLM.
         mntp_steps: Steps of LLM2Vec's first stage.
         simcse_steps: Steps of its second.
+        pair_steps: Steps of InBedder and of GIRCSE, 32 pairs of query and response each.
         student_steps: Steps of the students that are trained here; the recipe's own if 0.
     """
 
@@ -52,6 +57,7 @@ class Workshop:
     dtype: str = "bfloat16"
     mntp_steps: int = 300
     simcse_steps: int = 100
+    pair_steps: int = 100
     student_steps: int = 0
 
     def backbone(self) -> Backbone:
@@ -77,6 +83,27 @@ class Workshop:
                 simcse=replace(SIMCSE_STAGE, steps=self.simcse_steps, max_seq_length=32, batch_size=64),
             )
         return llm2vec(folder, base=self.backbone())
+
+    def inbedder(self) -> SentenceTransformer:
+        """InBedder on this base. What a response is about, its query says: a question with a free answer."""
+        folder = self.folder / "inbedder"
+        if not (folder / "modules.json").exists():
+            rows = [{"text": row["response"], "question": QUESTION, "answer": row["query"]} for row in self.rows]
+            train_inbedder(self.backbone(), rows, folder, stage=self._pair_stage(QA_STAGE))
+        return build("inbedder", folder, base=self.backbone())
+
+    def gircse(self) -> SentenceTransformer:
+        """GIRCSE on this base, a query's response as its positive."""
+        folder = self.folder / "gircse"
+        if not (folder / "modules.json").exists():
+            rows = [{"anchor": row["query"], "positive": row["response"]} for row in self.rows]
+            train_gircse(self.backbone(), rows, folder, stage=self._pair_stage(CONTRASTIVE_STAGE))
+        return build("gircse", folder, base=self.backbone())
+
+    def _pair_stage(self, stage: StageSettings) -> StageSettings:
+        return replace(
+            stage, steps=self.pair_steps, warmup_steps=self.pair_steps // 10, max_seq_length=64, save_steps=20
+        )
 
     def student(self, name: str, teacher: str | SentenceTransformer, **overrides: Any) -> SentenceTransformer:
         """A student of a teacher that never saw a label, by the recipe of the built-in self-taught one."""
@@ -230,6 +257,10 @@ SYSTEMS: dict[str, System] = {
         lambda shop: shop.student("self-both", "self", recon_weight=1.0, recon_steps=0, recon_share=0.25)
     ),
     "llm2vec": System(Workshop.llm2vec),
+    "inbedder, not trained": System(lambda shop: build("inbedder", shop.backbone()), learned=False),
+    "inbedder": System(Workshop.inbedder),
+    # Its soft tokens are fed back one by one, as written tokens are.
+    "gircse": System(Workshop.gircse, generated=5),
     "student of llm2vec": System(lambda shop: shop.student("of-llm2vec", shop.llm2vec(), **EMBEDDING_ONLY)),
     "student of minilm": System(lambda shop: LLM2VecGen("llm2vec-gen-smollm2-135m", backbone=shop.backbone())),
     "all-MiniLM-L6-v2": System(lambda shop: minilm(), passes=0, learned=False),
