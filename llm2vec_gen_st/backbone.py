@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -55,11 +56,11 @@ def embedding_weight(llm: PreTrainedModel) -> torch.Tensor:
     return cast(torch.Tensor, llm.get_input_embeddings().weight)
 
 
-def decoder_layers(llm: PreTrainedModel) -> list[GradientCheckpointingLayer]:
+def decoder_layers(llm: nn.Module) -> list[GradientCheckpointingLayer]:
     """Layers of a causal LM, the first one first.
 
     Args:
-        llm: The causal LM.
+        llm: The causal LM, with or without its head.
     """
     return [module for module in llm.modules() if isinstance(module, GradientCheckpointingLayer)]
 

@@ -9,7 +9,7 @@ import secrets
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from langchain_llm2vec_gen.store.database import Snapshot, Transaction
+from langchain_llm2vec_gen.store.transactions import Snapshot, Transaction
 from langchain_llm2vec_gen.store.vector_index import VectorIndex
 from llm2vec_gen_st.files import write_atomically
 

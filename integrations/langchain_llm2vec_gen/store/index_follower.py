@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from langchain_llm2vec_gen.store.agreement import Agreement
-from langchain_llm2vec_gen.store.database import Database, Snapshot
+from langchain_llm2vec_gen.store.database import Database
 from langchain_llm2vec_gen.store.index_file import drop_other_files, is_replaced, read_index, write_index
 from langchain_llm2vec_gen.store.locks import ReadWriteLock
+from langchain_llm2vec_gen.store.transactions import Snapshot
 from langchain_llm2vec_gen.store.vector_index import VectorIndex
 
 logger = logging.getLogger(__name__)

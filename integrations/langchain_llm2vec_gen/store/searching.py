@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from langchain_llm2vec_gen.store.database import Snapshot, StoredDocument
 from langchain_llm2vec_gen.store.filters import Condition, canonical, compile_filter
 from langchain_llm2vec_gen.store.index_follower import IndexFollower
 from langchain_llm2vec_gen.store.metrics import Metric, prepared
 from langchain_llm2vec_gen.store.mmr import diverse
+from langchain_llm2vec_gen.store.transactions import Snapshot, StoredDocument
 from langchain_llm2vec_gen.store.vector_index import VectorIndex
 
 Filter = dict[str, Any]

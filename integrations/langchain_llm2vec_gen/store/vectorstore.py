@@ -18,7 +18,7 @@ from tqdm.auto import tqdm
 from typing_extensions import Self
 
 from langchain_llm2vec_gen.store.agreement import agree
-from langchain_llm2vec_gen.store.database import Database, Settings, StoredDocument
+from langchain_llm2vec_gen.store.database import Database
 from langchain_llm2vec_gen.store.errors import StoreError
 from langchain_llm2vec_gen.store.export import export_parquet
 from langchain_llm2vec_gen.store.filters import compile_filter
@@ -28,6 +28,8 @@ from langchain_llm2vec_gen.store.inspection import explain, stats
 from langchain_llm2vec_gen.store.metrics import Metric, as_metric, relevance
 from langchain_llm2vec_gen.store.parquet import add_parquet
 from langchain_llm2vec_gen.store.searching import Filter, Searcher
+from langchain_llm2vec_gen.store.settings import Settings
+from langchain_llm2vec_gen.store.transactions import StoredDocument
 from langchain_llm2vec_gen.store.writing import Writer
 
 

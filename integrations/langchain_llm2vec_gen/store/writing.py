@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from langchain_llm2vec_gen.store.agreement import Agreement
-from langchain_llm2vec_gen.store.database import Database, Transaction
+from langchain_llm2vec_gen.store.database import Database
 from langchain_llm2vec_gen.store.errors import StoreError
 from langchain_llm2vec_gen.store.index_follower import Change, IndexFollower
 from langchain_llm2vec_gen.store.inputs import as_json
+from langchain_llm2vec_gen.store.transactions import Transaction
 
 _UNSAVED_AT_MOST = 20_000
 
