@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,9 @@ def claim(path: Path, manifest: Mapping[str, Any], *, holds: str, unsaid: Mappin
             return
         except FileExistsError:
             pass  # another process was faster
-    refuse_difference(path.parent, holds, {**_flat(unsaid or {}), **_flat(read_manifest(path))}, manifest)
+    found = _filled(read_manifest(path), unsaid or {})
+    # What is said no more was said of something else.
+    refuse_difference(path.parent, holds, found, {**dict.fromkeys(found), **manifest})
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -74,8 +76,8 @@ def refuse_difference(folder: Path, holds: str, found: Mapping[str, Any], wanted
         ValueError: out holds responses made differently (batch.size: 2 there, 3 now). Repeat the first command, or
         choose another folder.
     """
-    old, new = _flat(found), _flat(json.loads(json.dumps(wanted)))
-    different = {key: (old.get(key), value) for key, value in new.items() if old.get(key) != value}
+    said = json.loads(json.dumps(wanted))
+    different = {name: pair for key in said for name, pair in _differences(key, found.get(key), said[key])}
     if different:
         described = "; ".join(f"{key}: {before!r} there, {now!r} now" for key, (before, now) in different.items())
         raise ValueError(
@@ -84,12 +86,20 @@ def refuse_difference(folder: Path, holds: str, found: Mapping[str, Any], wanted
         )
 
 
-def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Entries of nested objects under their joined keys."""
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            found |= {f"{key}.{inner}": entry for inner, entry in _flat(value).items()}
-        else:
-            found[key] = value
-    return found
+def _filled(found: Mapping[str, Any], unsaid: Mapping[str, Any]) -> dict[str, Any]:
+    """What was found, with values for what it does not say, inside objects too."""
+    inner = {
+        key: _filled(value, unsaid[key])
+        for key, value in found.items()
+        if isinstance(value, Mapping) and isinstance(unsaid.get(key), Mapping)
+    }
+    return {**unsaid, **found, **inner}
+
+
+def _differences(key: str, before: Any, now: Any) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """Keys under which two values differ, those inside objects joined by dots, with both values."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for inner in {**now, **before}:
+            yield from _differences(f"{key}.{inner}", before.get(inner), now.get(inner))
+    elif before != now:
+        yield key, (before, now)
