@@ -296,7 +296,8 @@ class LLM2VecGen(SentenceTransformer):
         """Let the frozen LLM speak embeddings: greedy text of each soft prompt (paper, section 3).
 
         Args:
-            soft_prompts: (N, n, H) or (n, H) from :meth:`encode_soft_prompts`, or texts to take them of.
+            soft_prompts: (N, n, H) from :meth:`encode_soft_prompts`, or texts to take them of; (n, H) if embeddings
+                have another width than H, for else it could be n of them.
             max_new_tokens: Longest text in tokens.
             prompt_name: Name of the instruction, for texts.
             prompt: The instruction itself, for texts.
@@ -314,7 +315,8 @@ class LLM2VecGen(SentenceTransformer):
                 soft_prompts, prompt_name=prompt_name, prompt=prompt, batch_size=batch_size
             )
         transformer = self.suffix_transformer
-        prompts = as_soft_prompts(soft_prompts, transformer.compression_tokens, self.response_head.hidden_size)
+        head = self.response_head
+        prompts = as_soft_prompts(soft_prompts, transformer.compression_tokens, head.hidden_size, head.embedding_dim)
         with lora_enabled(self.llm, False, transformer.lora is not None):
             rows = decode_ids(
                 self.backbone,

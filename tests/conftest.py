@@ -12,10 +12,15 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from llm2vec_gen_st import LLM2VecGen
 from llm2vec_gen_st.backbone import Backbone
 from llm2vec_gen_st.testing import tiny_backbone, tiny_model
+
+# A slow or busy machine is no failure.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 # Packages without which tests skip themselves; `make test` installs all of them.
 _WHOLE_SUITE = ("mteb", "matplotlib", "peft", "langchain_core", "faiss", "langchain_postgres", "langchain_milvus")

@@ -197,7 +197,7 @@ def _replace_by_folder(path: Path, *_: int) -> None:
     path.mkdir()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     damage=st.sampled_from([_flip, _truncate, _append, _remove, _add_another, _replace_by_folder]),
     name=st.sampled_from([*CONTENT, MANIFEST]),

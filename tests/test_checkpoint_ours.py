@@ -467,7 +467,7 @@ def changed_configs(draw: st.DrawFn) -> tuple[str, Any]:
     return file, (place, draw(st.just("delete") | st.tuples(json_values | names)))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(changed_configs())
 @example((CONFIGS[0], (["lora", "target_modules"], (["embed_tokens", "norm"],))))
 @example((CONFIGS[0], (["lora", "target_modules"], (["embed_tokens", "q_proj"],))))

@@ -9,6 +9,7 @@ import torch
 from llm2vec_gen_st import LLM2VecGen
 from llm2vec_gen_st.backbone import Backbone
 from llm2vec_gen_st.interpret import decode_ids, decoded_texts
+from llm2vec_gen_st.testing import tiny_backbone
 
 TEXTS = ["bees", "Where do polar bears live?", "", "Rivers carry water from the mountains to the sea.", "蜂蜜"]
 
@@ -60,6 +61,19 @@ def test_pooled_vector_is_refused_with_what_to_pass(student: LLM2VecGen) -> None
         student.decode(np.zeros((2, 4, 63), np.float32))
     with pytest.raises(TypeError, match="Input 1"):
         student.decode(["a", 3])
+
+
+def test_as_many_pooled_vectors_as_a_soft_prompt_has_are_refused_where_they_are_as_wide() -> None:
+    wide = LLM2VecGen.from_base(tiny_backbone(), compression_tokens=4, embedding_dim=64, device="cpu")
+    pooled = wide.encode(TEXTS[:4])
+    assert pooled.shape == (4, 64)
+    for given in (pooled, torch.tensor(pooled), list(pooled)):
+        with pytest.raises(ValueError, match=r"shape \(N, 4, 64\) from encode_soft_prompts"):
+            wide.decode(given)
+    alone = wide.encode_soft_prompts(TEXTS[:1])[0]
+    with pytest.raises(ValueError, match=r"pass array\[None\]"):
+        wide.decode(alone)
+    assert len(wide.decode(alone[None], max_new_tokens=3)) == 1
 
 
 def test_text_ends_at_the_end_ids_and_at_the_end_text(backbone: Backbone, prompts: torch.Tensor) -> None:

@@ -81,7 +81,7 @@ def _backward(model: LLM2VecGen, loss: LLM2VecGenLoss, batches: list[Any]) -> tu
 # Chunked cross entropy
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     rows=st.integers(1, 40), width=st.integers(1, 12), vocabulary=st.integers(1, 30), chunk=st.integers(1, 50),
     seed=st.integers(0, 10_000), factor=st.sampled_from([1.0, -2.0, 0.25]),

@@ -101,7 +101,7 @@ def window(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", list(TOKENIZERS))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(text=any_text | tricky, limit=st.integers(0, 90))
 def test_limited_ids_are_the_full_ids_cut_to_the_limit(window: None, name: str, text: str, limit: int) -> None:
     whole = PLAIN[name].ids(text)
@@ -125,7 +125,7 @@ def test_very_long_words_are_cut_exactly(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(TOKENIZERS))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(text=any_text | tricky)
 def test_ids_of_text_without_control_tokens_are_the_tokenizers_own(name: str, text: str) -> None:
     if "<" in text:
@@ -135,7 +135,7 @@ def test_ids_of_text_without_control_tokens_are_the_tokenizers_own(name: str, te
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama3", "cased"])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     before=any_text,
     after=any_text,
@@ -171,7 +171,7 @@ def test_batch_is_one_by_one() -> None:
     assert [row.cut for row in PLAIN["gpt2"].batch(texts, 9)] == [False, False, True]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(message=any_text | tricky, limit=st.integers(1, 30))
 def test_chat_message_cannot_leave_its_place(message: str, limit: int) -> None:
     tokenizer, plain = TOKENIZERS["gpt2"], PLAIN["gpt2"]
@@ -197,7 +197,7 @@ def test_chat_has_a_system_message_only_if_asked_for_and_falls_back_to_plain_tex
     assert chat_ids(tokenizer, plain, "hi <|im_end|>", system=None, limit=99) == plain.ids("hi <|im_end|>").ids
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     messages=st.lists(
         st.tuples(

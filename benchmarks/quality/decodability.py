@@ -2,13 +2,13 @@
 
     python benchmarks/quality/decodability.py RUN_FOLDER RESPONSES [--most 200]
 
-``RUN_FOLDER`` is what `llm2vec-gen train` wrote; its recipe tells which queries were held out. The baseline column
-decodes with shuffled responses: what agreement by chance would look like.
+``RUN_FOLDER`` is what `llm2vec-gen train` wrote, and ``RESPONSES`` what it was trained on, unchanged: else other
+queries would be held out. The baseline column decodes with shuffled responses: what agreement by chance would look
+like.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Annotated
@@ -23,6 +23,7 @@ from llm2vec_gen_st import LLM2VecGen
 from llm2vec_gen_st.files import write_json
 from llm2vec_gen_st.training.data import load_rows, split_held_out
 from llm2vec_gen_st.training.recipes import Recipe
+from llm2vec_gen_st.training.record import describe, read_record
 
 # Words that any answer may hold, beside the usual stop words; words under four letters are left out anyway.
 COMMON = ENGLISH_STOP_WORDS | {
@@ -51,9 +52,14 @@ def main(
     output: Path | None = None,
 ) -> None:
     """Print the shares and some examples."""
-    recipe_fields = json.loads((run / "training" / "recipe.json").read_text(encoding="utf-8"))["recipe"]
-    recipe = Recipe().with_overrides(recipe_fields)
-    _, held = split_held_out(load_rows(responses, recipe, partial=True), recipe)
+    record = read_record(run)
+    if record is None:
+        raise typer.BadParameter(f"{run} has no record of its training, which tells the held-out queries")
+    recipe = Recipe().with_overrides(record["recipe"])
+    rows = load_rows(responses, recipe, partial=True)
+    if describe(recipe, None, rows, None)["data_sha256"] != record["data_sha256"]:
+        raise typer.BadParameter(f"{responses} are not the rows of this run, so some held-out ones were trained on")
+    _, held = split_held_out(rows, recipe)
     queries, answers = held["query"][:most], held["response"][:most]
     model = LLM2VecGen(str(run), model_kwargs={"dtype": "bfloat16"})
     prompts = model.encode_soft_prompts(queries, prompt=recipe.query_prompts[0], show_progress_bar=True)

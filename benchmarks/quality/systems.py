@@ -131,7 +131,16 @@ class Workshop:
         backbone = self.backbone()
         texts, labels = self._targets(backbone)
         model = build("mean", backbone)
-        weight, bias, _ = ridge_map(torch.as_tensor(model.encode(texts, batch_size=64, show_progress_bar=True)), labels)
+        # As it is evaluated: an instruction is read, and not pooled.
+        recipe = RECIPES[SELF_RECIPE]
+        prompts = sorted((*recipe.query_prompts, recipe.document_prompt), key=len, reverse=True)
+        prompt_of = [next(prompt for prompt in prompts if text.startswith(prompt)) for text in texts]
+        vectors = np.zeros((len(texts), model.get_embedding_dimension() or 0), np.float32)
+        for prompt in set(prompt_of):
+            rows = [row for row, found in enumerate(prompt_of) if found == prompt]
+            bare = [texts[row].removeprefix(prompt) for row in rows]
+            vectors[rows] = model.encode(bare, prompt=prompt, batch_size=64, show_progress_bar=True)
+        weight, bias, _ = ridge_map(torch.as_tensor(vectors), labels)
         return with_affine(model, weight, bias)
 
     def self_teacher(self) -> SentenceTransformer:
@@ -228,7 +237,8 @@ SYSTEMS: dict[str, System] = {
             max_new_tokens=HYDE_TOKENS,
             batch_size=64,
             cache=shop.folder / "hyde.sqlite",
-            prompts=built_in_instructions(),
+            # Its documents are encoded as its answers are, without an instruction.
+            prompts={**built_in_instructions(), "document": ""},
         ),
         # The prompt, then the query and the answer as the encoder reads them.
         passes=3,
@@ -242,6 +252,8 @@ SYSTEMS: dict[str, System] = {
     "mean under ridge, self": System(Workshop.mean_under_ridge, instructions=built_in_instructions()),
     "ridge start, self": System(Workshop.ridge_student),
     "student of self": System(lambda shop: LLM2VecGen("llm2vec-gen-smollm2-135m-self", backbone=shop.backbone())),
+    # For the two below: the same rows and steps, nothing else changed.
+    "student of self, few steps": System(lambda shop: shop.student("self-few", "self", **EMBEDDING_ONLY)),
     "student of self, random start": System(
         lambda shop: shop.student(
             "self-random",

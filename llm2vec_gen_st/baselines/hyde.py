@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -44,10 +45,11 @@ _GENERATION_KINDS = {
 
 
 class HyDE(InputModule):
-    """The mean of the encoder's vectors of a query and of N answers to it; documents are encoded as they are.
+    """The mean of the encoder's vectors of a query and of N answers to it; documents are encoded as answers are.
 
-    The host's prompt is the instruction that the LLM is asked with; the encoder itself gets its own prompts, for
-    queries as queries and for answers as documents. A text is a document if ``encode_document`` is called.
+    The host's prompt of a query is the instruction that the LLM is asked with; the encoder itself gets its own prompts,
+    for queries as queries, for answers and documents as documents. A document's prompt given to the host would set
+    documents apart from answers, so it is not used. A text is a document if ``encode_document`` is called.
 
     Args:
         writer: Writes and keeps the answers.
@@ -100,19 +102,26 @@ class HyDE(InputModule):
             task: ``"document"`` for documents.
             **kwargs: Not used.
         """
+        if task == "document" and prompt:
+            warnings.warn(
+                f"HyDE encodes documents as it encodes answers, behind the encoder's own instruction; {prompt!r} is "
+                "not used. To encode both behind it, put it into the encoder's prompts.",
+                stacklevel=2,
+            )
         return {"texts": list(inputs), "prompt": prompt or "", "document": task == "document"}
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Add ``sentence_embedding`` (B, D) in float32 to the features."""
-        encode = self.encode_documents if features["document"] else self.encode_queries
-        features["sentence_embedding"] = encode(features["texts"], features["prompt"])
+        features["sentence_embedding"] = (
+            self.encode_documents(features["texts"])
+            if features["document"]
+            else self.encode_queries(features["texts"], features["prompt"])
+        )
         return features
 
-    def encode_documents(self, texts: Sequence[str], prompt: str) -> torch.Tensor:
-        """Documents (B, D), with the prompt given or else the encoder's own."""
-        found: torch.Tensor = self.encoder.encode_document(
-            list(texts), prompt=prompt or None, convert_to_tensor=True, show_progress_bar=False
-        )
+    def encode_documents(self, texts: Sequence[str]) -> torch.Tensor:
+        """Documents or answers (B, D), behind the encoder's own instruction for documents, if it has one."""
+        found: torch.Tensor = self.encoder.encode_document(list(texts), convert_to_tensor=True, show_progress_bar=False)
         return found.float()
 
     def encode_queries(self, texts: Sequence[str], prompt: str) -> torch.Tensor:
@@ -123,23 +132,25 @@ class HyDE(InputModule):
         total, count = queries.float(), torch.ones(len(texts), 1, device=queries.device)
         if kept:
             rows = torch.tensor([row for row, _ in kept], device=queries.device)
-            vectors = self.encode_documents([answer for _, answer in kept], "")
+            vectors = self.encode_documents([answer for _, answer in kept])
             total = total.index_add(0, rows, vectors)
             count = count.index_add(0, rows, torch.ones(len(kept), 1, device=queries.device))
         return total / count
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """The LLM that answers, how many answers, and how they are written."""
+        return {
+            "base": asdict(self.writer.backbone.reference),
+            "answers": self.answers,
+            "generation": asdict(self.writer.settings),
+        }
 
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
         """Write config and encoder; neither the LLM nor the answers."""
         folder = Path(output_path)
         cache = self.writer.cache
-        config = {
-            "format_version": FORMAT_VERSION,
-            "base": asdict(self.writer.backbone.reference),
-            "answers": self.answers,
-            "generation": asdict(self.writer.settings),
-            "cache": None if cache is None else str(cache.resolve()),
-        }
-        write_json(folder / CONFIG_FILE, config)
+        own = {"format_version": FORMAT_VERSION, "cache": None if cache is None else str(cache.resolve())}
+        write_json(folder / CONFIG_FILE, {**own, **self.get_config_dict()})
         self.encoder.save_pretrained(str(folder / ENCODER_FOLDER), create_model_card=False)
 
     @classmethod
@@ -198,7 +209,7 @@ def hyde(
         seed: Seed of the sampling.
         cache: SQLite file that keeps the answers; ``None`` keeps them in memory.
         batch_size: Answers written at once.
-        prompts: Instructions by name; the one of a query is what the LLM is asked with.
+        prompts: Instructions by name; the one of a query is what the LLM is asked with, one of documents is not used.
         device: Device to run on.
         model_kwargs: Passed on when the base model is loaded.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args, get_type_hints
 
@@ -49,13 +49,13 @@ BASELINES: dict[str, Baseline] = {
 }
 
 
-def build(name: str, base: str | Backbone, **options: Any) -> SentenceTransformer:
+def build(name: str, made_of: str | Backbone, /, **options: Any) -> SentenceTransformer:
     """Make a baseline by name.
 
     Args:
         name: One of :data:`BASELINES`.
-        base: Hub id or directory of a base LLM (or, for a trained baseline, of a trained one), or a loaded backbone.
-        **options: Of its constructor.
+        made_of: Hub id or directory of a base LLM (or, for a trained baseline, of a trained one), or a loaded backbone.
+        **options: Of its constructor; a trained one has an option ``base`` of its own.
 
     Returns:
         The encoder.
@@ -68,7 +68,7 @@ def build(name: str, base: str | Backbone, **options: Any) -> SentenceTransforme
         >>> build("echo", tiny_backbone(), device="cpu").encode(["bees"]).shape
         (1, 64)
     """
-    return _named(name).build(base, **options)
+    return _named(name).build(made_of, **options)
 
 
 def known_options(name: str) -> dict[str, type]:
@@ -95,28 +95,25 @@ def known_options(name: str) -> dict[str, type]:
     return found
 
 
-def options_from_text(name: str, settings: Sequence[str]) -> dict[str, Any]:
-    """Options of a baseline's constructor from ``key=value``.
+def options_from_text(name: str, settings: Mapping[str, str]) -> dict[str, Any]:
+    """Options of a baseline's constructor whose values were written as text.
 
     Args:
         name: One of :data:`BASELINES`.
-        settings: The texts; a later one replaces an earlier one of the same key.
+        settings: Name to text.
 
     Returns:
         Name to value.
 
     Raises:
-        ValueError: If a text is not of this form, or names no such option, or its value is of another kind.
+        ValueError: If there is no such option, or its value is of another kind.
 
     Example:
-        >>> options_from_text("hyde", ["answers=2", "encoder=all-MiniLM-L6-v2"])
+        >>> options_from_text("hyde", {"answers": "2", "encoder": "all-MiniLM-L6-v2"})
         {'answers': 2, 'encoder': 'all-MiniLM-L6-v2'}
     """
     known, found = known_options(name), {}
-    for setting in settings:
-        key, equals, value = setting.partition("=")
-        if not (key and equals):
-            raise ValueError(f"The option {setting!r} for {name!r} is not of the form key=value.")
+    for key, value in settings.items():
         if key not in known:
             raise ValueError(f"The baseline {name!r} has no option {key!r}; known are {', '.join(known)}.")
         try:

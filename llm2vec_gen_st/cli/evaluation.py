@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llm2vec_gen_st.cli.options import BatchSize, Dtype, DtypeOption, model_kwargs
+from llm2vec_gen_st.cli.options import BatchSize, Dtype, DtypeOption, key_and_value, model_kwargs
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -110,7 +110,7 @@ def _baseline_options(model: str, settings: Sequence[str], output: Path) -> dict
         if settings:
             raise ValueError(f"--set goes with the name of a baseline, and {model!r} is none.")
         return {}
-    options = options_from_text(model, settings)
+    options = options_from_text(model, dict(key_and_value("--set", setting) for setting in settings))
     if "cache" in known_options(model):
         options.setdefault("cache", str(output / f"{model}-answers.sqlite"))
     return options

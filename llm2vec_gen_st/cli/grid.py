@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from llm2vec_gen_st.cli.options import key_and_value
 from llm2vec_gen_st.cli.training import overrides_of
 
 
@@ -66,8 +67,8 @@ def _axes(vary: Sequence[str]) -> dict[str, list[str]]:
     """
     found: dict[str, list[str]] = {}
     for text in vary:
-        axis, equals, values = text.partition("=")
-        if not (axis and equals and values):
-            raise ValueError(f"--vary {text!r} is not of the form axis=value,value.")
+        axis, values = key_and_value("--vary", text, "axis=value,value")
+        if not values:
+            raise ValueError(f"--vary {text!r} names no values.")
         found.setdefault(axis, []).extend(value for value in values.split(",") if value)
     return found

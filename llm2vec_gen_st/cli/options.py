@@ -41,6 +41,27 @@ def model_kwargs(dtype: Dtype) -> dict[str, Any]:
     return {} if dtype is Dtype.auto else {"dtype": dtype.value}
 
 
+def key_and_value(option: str, text: str, form: str = "key=value") -> tuple[str, str]:
+    """What stands before and after the first equals sign of an option's text.
+
+    Args:
+        option: Name of the option, for the message.
+        text: What was written behind it.
+        form: How it should have been written, for the message.
+
+    Raises:
+        ValueError: If there is no equals sign, or nothing before it.
+
+    Example:
+        >>> key_and_value("--set", "suffix_text=a=b")
+        ('suffix_text', 'a=b')
+    """
+    key, equals, value = text.partition("=")
+    if not (key and equals):
+        raise ValueError(f"{option} {text!r} is not of the form {form}.")
+    return key, value
+
+
 def load_model(model: str, dtype: Dtype) -> LLM2VecGen:
     """Load a student, without a progress bar over its weights."""
     from transformers.utils import logging

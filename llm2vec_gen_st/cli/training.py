@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from llm2vec_gen_st.cli.options import BatchSize, Dtype, DtypeOption, model_kwargs, plain
+from llm2vec_gen_st.cli.options import BatchSize, Dtype, DtypeOption, key_and_value, model_kwargs, plain
 
 if TYPE_CHECKING:
     from llm2vec_gen_st.training import Recipe
@@ -214,12 +214,7 @@ def overrides_of(settings: Sequence[str]) -> dict[str, str]:
         >>> overrides_of(["epochs=2", "suffix_text=a=b"])
         {'epochs': '2', 'suffix_text': 'a=b'}
     """
-    found: dict[str, str] = {}
-    for setting in settings:
-        key, equals, value = setting.partition("=")
-        if not (key and equals):
-            raise ValueError(f"--set {setting!r} is not of the form key=value.")
-        found[key] = value
+    found = dict(key_and_value("--set", setting) for setting in settings)
     if found:
         from llm2vec_gen_st.training import Recipe
 

@@ -116,7 +116,12 @@ def _settings(module: torch.nn.Module) -> dict[str, Any]:
     settings: dict[str, Any] = {**getattr(module, "get_config_dict", dict)(), **_attributes(module)}
     for name, child in module.named_children():
         if isinstance(child, SentenceTransformer):  # a model inside, with prompts of its own
-            settings[name] = {"modules": [_settings(part) for part in child], "prompts": child.prompts}
+            settings[name] = {
+                "modules": [_settings(part) for part in child],
+                "prompts": child.prompts,
+                "default_prompt_name": child.default_prompt_name,
+                "truncate_dim": child.truncate_dim,
+            }
     # A setting that JSON cannot hold stands for itself by its class only: its text may hold an address.
     text = json.dumps(settings, sort_keys=True, default=lambda value: type(value).__qualname__)
     found = json.loads(text) if len(text) <= _LONGEST_SETTINGS else {"digest": digest_of_json(text)}

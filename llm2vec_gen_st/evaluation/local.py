@@ -18,6 +18,7 @@ Files may be gzip-compressed (``.jsonl.gz``). A folder of the name ``AdvBench-IR
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from mteb.abstasks.task_metadata import TaskMetadata
 
 from llm2vec_gen_st.evaluation.advbench import AdvBenchIR, is_advbench
 from llm2vec_gen_st.files import read_jsonl
+from llm2vec_gen_st.text import without_lone_surrogates
 
 Rows = list[dict[str, Any]]
 
@@ -244,10 +246,17 @@ def _checked(path: Path, kinds: Mapping[str, type | tuple[type, ...]]) -> Rows:
             if column not in row or not isinstance(row[column], kind) or isinstance(row[column], bool):
                 found = f"found {type(row[column]).__name__}" if column in row else "it is missing"
                 raise ValueError(f"{path}, row {number}: the column {column!r} should be {_named(kind)}, but {found}.")
-        rows.append({column: row[column] for column in kinds})
+        rows.append({column: _writable(row[column]) for column in kinds})
     if not rows:
         raise ValueError(f"{path}: the file has no rows.")
     return rows
+
+
+def _writable(value: Any) -> Any:
+    """The value, with texts that tables can hold; models read a lone surrogate as this too."""
+    if isinstance(value, list):
+        return [_writable(item) for item in value]
+    return without_lone_surrogates(value) if isinstance(value, str) else value
 
 
 def _named(kind: type | tuple[type, ...]) -> str:
@@ -257,7 +266,11 @@ def _named(kind: type | tuple[type, ...]) -> str:
 
 def _sts(path: Path) -> dict[str, Any]:
     rows = _checked(path, {"sentence1": str, "sentence2": str, "score": (int, float)})
-    return {TEST_SPLIT: [{**row, "score": float(row["score"])} for row in rows]}
+    for number, row in enumerate(rows, 1):
+        row["score"] = float(row["score"])
+        if not math.isfinite(row["score"]):
+            raise ValueError(f"{path}, row {number}: the score {row['score']} is not finite.")
+    return {TEST_SPLIT: rows}
 
 
 def _pairs(path: Path) -> dict[str, Any]:
@@ -307,7 +320,7 @@ def _reranking(path: Path) -> dict[str, Any]:
 def _retrieval(queries: Path, corpus: Path, qrels: Path) -> dict[str, Any]:
     asked = _by_id(queries, {"_id": str, "text": str})
     documents = _by_id(corpus, {"_id": str, "text": str})
-    titles = {row["_id"]: row.get("title") or "" for row in read_jsonl(corpus)}
+    titles = _titles(corpus)
     relevant: dict[str, dict[str, int]] = {}
     # Not splitlines: ids may hold characters that it takes for the end of a line.
     for number, line in enumerate(qrels.read_text(encoding="utf-8").removesuffix("\n").split("\n"), 1):
@@ -330,6 +343,16 @@ def _retrieval(queries: Path, corpus: Path, qrels: Path) -> dict[str, Any]:
         "corpus": [{"id": key, "title": titles[key], "text": text} for key, text in documents.items()],
         "relevant_docs": relevant,
     }
+
+
+def _titles(corpus: Path) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for number, row in enumerate(read_jsonl(corpus), 1):
+        title = row.get("title")
+        if not isinstance(title, str | None):
+            raise ValueError(f"{corpus}, row {number}: the title should be text, but found {type(title).__name__}.")
+        found[_writable(row["_id"])] = _writable(title or "")
+    return found
 
 
 def _by_id(path: Path, kinds: Mapping[str, type]) -> dict[str, str]:

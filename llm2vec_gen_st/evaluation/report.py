@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from llm2vec_gen_st.evaluation.plots import plot_bars, plot_changes, plot_sizes
 from llm2vec_gen_st.evaluation.results import Result, read_results
+from llm2vec_gen_st.evaluation.tasks import is_bright
 from llm2vec_gen_st.files import write_atomically
 
 TABLE = "table.md"
@@ -55,7 +56,7 @@ def category_of(result: Result) -> str:
     """
     if result.task_name == "AdvBench-IR":
         return SAFETY
-    return BRIGHT if result.task_name.startswith("Bright") else str(result.task["type"])
+    return BRIGHT if is_bright(result.task_name) else str(result.task["type"])
 
 
 def table_rows(results: Sequence[Result], baseline: str | None = None) -> list[Row]:
@@ -70,7 +71,11 @@ def table_rows(results: Sequence[Result], baseline: str | None = None) -> list[R
 
     Returns:
         The rows.
+
+    Raises:
+        ValueError: If results under one name are of different models, or those on one task of different data.
     """
+    refuse_mixtures(results)
     models = list(dict.fromkeys(result.name for result in results))
     scores: dict[str, dict[str, float]] = {}
     tasks: dict[str, Result] = {}
@@ -100,6 +105,34 @@ def table_rows(results: Sequence[Result], baseline: str | None = None) -> list[R
     if averaged:
         rows.append(row("average", AVERAGE, "", "", averaged))
     return rows
+
+
+def refuse_mixtures(results: Iterable[Result]) -> None:
+    """Refuse results that no table should put side by side.
+
+    Args:
+        results: Results of any number of models.
+
+    Raises:
+        ValueError: If results under one name are of different models, or those on one task of different data; names
+            two of them.
+    """
+    by_name: dict[str, Result] = {}
+    by_task: dict[str, Result] = {}
+    for result in results:
+        other = by_name.setdefault(result.name, result)
+        if other.model != result.model:
+            raise ValueError(
+                f"Under the name {result.name!r}, the results on {other.task_name} and on {result.task_name} are of "
+                "different models, or of one whose settings have changed. Evaluate all of these tasks again with the "
+                "present model, give it another name, or move the old result files away."
+            )
+        other = by_task.setdefault(result.task_name, result)
+        if other.task["data"] != result.task["data"]:
+            raise ValueError(
+                f"The results of {other.name!r} and {result.name!r} on {result.task_name} are of different data. "
+                "Evaluate both models on the present data, or move the old result file away."
+            )
 
 
 def markdown_table(rows: Sequence[Row], models: Sequence[str], baseline: str | None = None) -> str:
@@ -179,7 +212,8 @@ def write_report(output: str | Path, *, baseline: str | None = None) -> list[Pat
         The files: ``table.md``, ``table.csv`` and the plots for which there is enough to show.
 
     Raises:
-        ValueError: If there are no results, or none of the baseline.
+        ValueError: If there are no results, or none of the baseline, or if they do not go together (see
+            :func:`refuse_mixtures`).
     """
     output = Path(output)
     results = read_results(output)

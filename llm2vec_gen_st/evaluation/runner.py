@@ -16,7 +16,7 @@ import numpy as np
 from llm2vec_gen_st.evaluation.fingerprints import describe_model, digest_of_json, library_versions
 from llm2vec_gen_st.evaluation.instructions import Side, default_instructions, instruction_of, load_instructions
 from llm2vec_gen_st.evaluation.report import check_baseline, write_report
-from llm2vec_gen_st.evaluation.results import Result, read_result, result_path, write_result
+from llm2vec_gen_st.evaluation.results import Result, read_result, read_results, result_path, write_result
 from llm2vec_gen_st.evaluation.tasks import find_tasks
 from llm2vec_gen_st.extras import require
 
@@ -68,7 +68,8 @@ def evaluate(
 
     Raises:
         MissingExtraError: If mteb is not installed.
-        ValueError: If a task or the baseline is not known, or a file is not what it should be.
+        ValueError: If a task or the baseline is not known, or a file is not what it should be, or if the output folder
+            holds results on other tasks of another model of this name.
         EvaluationError: If tasks failed; the others have been run, and their results are kept.
     """
     output = Path(output)
@@ -81,6 +82,14 @@ def evaluate(
     else:
         prompts = instructions if isinstance(instructions, Mapping) else load_instructions(instructions)
     described, versions = describe_model(model), library_versions()
+    names = {task.metadata.name for task in found}
+    kept = [result for result in read_results(output) if result.name == name and result.task_name not in names]
+    # Found out before anything is run.
+    if kept and kept[0].model != described:
+        raise ValueError(
+            f"{output} holds results on {', '.join(result.task_name for result in kept)} of another model of the name "
+            f"{name!r}. Evaluate it on these tasks too, or give it another name."
+        )
     results: list[Result] = []
     failed: dict[str, Exception] = {}
     for task in found:
@@ -116,13 +125,19 @@ def evaluate(
             )
         )
         write_result(output, results[-1])
+    no_report = ""
     if results:
-        write_report(output, baseline=baseline)
+        try:
+            write_report(output, baseline=baseline)
+        except ValueError as error:
+            if not failed:
+                raise
+            no_report = f" No tables were written: {error}"
     if failed:
         reasons = "; ".join(f"{task} ({type(error).__name__}: {error})" for task, error in failed.items())
         raise EvaluationError(
             f"{len(failed)} of {len(found)} tasks failed: {reasons}. The results of the others are in {output}; "
-            "the same call again runs only what is missing."
+            f"the same call again runs only what is missing.{no_report}"
         ) from next(iter(failed.values()))
     return results
 

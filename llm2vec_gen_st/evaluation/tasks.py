@@ -46,6 +46,18 @@ BRIGHT = tuple(
     )
 )
 
+
+def is_bright(name: str) -> bool:
+    """Whether a task is one of BRIGHT's, with passages or whole pages as documents, or of its later edition.
+
+    Example:
+        >>> is_bright("BrightBiologyRetrieval"), is_bright("BrightBiologyLongRetrieval"), is_bright("BrightIdeas")
+        (True, True, False)
+    """
+    plain = name.replace("Long", "").replace("BrightPro", "Bright")
+    return plain == "BrightRetrieval" or plain in BRIGHT
+
+
 GROUPS = ("mteb-lite", "mteb-eng-v2", "bright", "advbench-ir")
 
 

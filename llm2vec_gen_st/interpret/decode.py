@@ -84,13 +84,15 @@ def is_soft_prompts(value: Any) -> bool:
     return isinstance(first, torch.Tensor | np.ndarray)
 
 
-def as_soft_prompts(value: Any, count: int, hidden_size: int) -> torch.Tensor:
+def as_soft_prompts(value: Any, count: int, hidden_size: int, embedding_dim: int) -> torch.Tensor:
     """Soft prompts as one tensor.
 
     Args:
-        value: (N, n, H) or (n, H) array or tensor, or a list of N of (n, H).
+        value: (N, n, H) or (n, H) array or tensor, or a list of N of (n, H). One of (n, H) only if embeddings have
+            another width, or else n pooled embeddings would be taken for one soft prompt.
         count: Compression tokens n.
         hidden_size: Width H.
+        embedding_dim: Width D of embeddings.
 
     Returns:
         (N, n, H).
@@ -99,18 +101,19 @@ def as_soft_prompts(value: Any, count: int, hidden_size: int) -> torch.Tensor:
         ValueError: If the shape is another, such as a pooled embedding's.
 
     Example:
-        >>> as_soft_prompts(torch.zeros(4, 8), 4, 8).shape
+        >>> as_soft_prompts(torch.zeros(4, 8), 4, 8, 6).shape
         torch.Size([1, 4, 8])
     """
-    if isinstance(value, list | tuple):
-        value = torch.stack([torch.as_tensor(item) for item in value])
-    prompts = torch.as_tensor(value)
-    if tuple(prompts.shape) == (count, hidden_size):
+    listed = isinstance(value, list | tuple)
+    prompts = torch.stack([torch.as_tensor(item) for item in value]) if listed else torch.as_tensor(value)
+    alone = not listed and tuple(prompts.shape) == (count, hidden_size)
+    if alone and embedding_dim != hidden_size:
         prompts = prompts[None]
     if prompts.ndim != 3 or prompts.shape[-1] != hidden_size:
+        hint = "; if it is one soft prompt, and not pooled embeddings, pass array[None]" if alone else ""
         raise ValueError(
             f"decode takes soft prompts of shape (N, {count}, {hidden_size}) from encode_soft_prompts, or texts; an "
-            f"array of shape {tuple(prompts.shape)} is not one (a pooled embedding has lost what decoding needs)."
+            f"array of shape {tuple(prompts.shape)} is not one (a pooled embedding has lost what decoding needs){hint}."
         )
     return prompts
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -326,6 +327,12 @@ def _check_content(header: Mapping[str, Any], metadata: Mapping[str, Any]) -> No
     problems = [f"the entry {key!r} is missing" for key in sorted(_REQUIRED - metadata.keys())]
     problems += [f"the entry {key!r} is not known" for key in sorted(metadata.keys() - _REQUIRED - _OPTIONAL)]
     problems += [f"the tensor {name!r} is not known" for name in sorted(header.keys() - {_TENSOR, "__metadata__"})]
+    # They are shown to people as they are.
+    problems += [
+        f"the entry {key!r} is not 16 hexadecimal digits"
+        for key in ("student", "base_fingerprint")
+        if key in metadata and not re.fullmatch("[0-9a-f]{16}", metadata[key])
+    ]
     tensor = header.get(_TENSOR)
     if not isinstance(tensor, dict):
         problems.append(f"the tensor {_TENSOR!r} is missing")

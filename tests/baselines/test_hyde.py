@@ -84,10 +84,19 @@ def test_documents_are_encoded_as_they_are_and_cost_no_answer(llama: Backbone, w
     encoder = mean_pooling(llama, prompts={"document": "Summarize: "}, device="cpu")
     model = hyde(llama, encoder=encoder, answers=1, **SHORT)
     np.testing.assert_allclose(model.encode_document(QUERIES), encoder.encode_document(QUERIES), atol=1e-6)
-    np.testing.assert_allclose(
-        model.encode_document(QUERIES, prompt="Other: "), encoder.encode(QUERIES, prompt="Other: "), atol=1e-6
-    )
     assert written == []
+
+
+def test_documents_and_answers_are_encoded_alike_whatever_prompt_documents_are_given(
+    llama: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _scripted(monkeypatch, {"Answer: bees": [_ok("Bees make honey.")]})
+    encoder = mean_pooling(llama, device="cpu")
+    model = hyde(llama, answers=1, prompts={"query": "Answer: ", "document": "Summarize: "}, **SHORT)
+    with pytest.warns(UserWarning, match="'Summarize: ' is not used"):
+        document = model.encode_document("Bees make honey.")
+    of_answer = 2 * model.encode_query("bees") - encoder.encode("bees")
+    np.testing.assert_allclose(document, of_answer, atol=1e-5)
 
 
 def test_answer_is_what_the_llm_writes_to_instruction_and_query() -> None:

@@ -144,7 +144,7 @@ def test_saved_instructions_are_used_by_name(llama: Backbone) -> None:
         assert np.abs(model.encode_query("bees") - model.encode("bees")).max() > 1e-3
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.text(max_size=60), st.sampled_from(["", "Answer: ", "Summarize the text:\n"]))
 def test_any_text_has_a_finite_vector_and_pooled_positions_inside_its_row(text: str, prompt: str) -> None:
     for model in _models():

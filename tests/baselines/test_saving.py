@@ -37,6 +37,15 @@ def trained(kind: type[LLMModule], folder: Path, **options: Any) -> SentenceTran
     return as_sentence_transformer(module, prompts={"query": "Who? "}, device="cpu")
 
 
+@pytest.mark.parametrize("name", ["llm2vec", "inbedder", "gircse"])
+def test_a_saved_one_is_built_by_name_on_a_loaded_base(name: str, tmp_path: Path) -> None:
+    tiny_backbone().llm.save_pretrained(tmp_path / "base")
+    model = build(name, tiny_backbone(), device="cpu")
+    model.save_pretrained(str(tmp_path / "saved"))
+    found = build(name, tmp_path / "saved", base=tiny_backbone(), device="cpu")
+    np.testing.assert_allclose(found.encode(TEXTS), model.encode(TEXTS), atol=1e-6)
+
+
 @pytest.mark.parametrize("name", list(BASELINES))
 def test_every_baseline_is_made_saved_and_loaded_by_the_host(name: str, llama_folder: Path, tmp_path: Path) -> None:
     model = build(name, str(llama_folder), device="cpu", prompts={"query": "Who? "}, **OPTIONS.get(name, {}))

@@ -97,7 +97,7 @@ def test_masked_tokens_are_predicted_from_the_position_before_them() -> None:
     assert float(found) == pytest.approx(sum(by_hand) / len(by_hand), rel=1e-4)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=5), st.floats(0.0, 1.0), st.integers(0, 2**31))
 def test_masks_touch_only_chosen_tokens_and_never_first_ones_or_padding(
     lengths: list[int], share: float, seed: int

@@ -124,7 +124,7 @@ def test_shards_share_all_parts_and_none_twice(parts: int, count: int) -> None:
 # Reading
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_reading_from_any_row_gives_the_rows_from_there(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

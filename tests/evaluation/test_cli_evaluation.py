@@ -163,7 +163,7 @@ def test_what_hyde_writes_is_kept_with_the_results(
         (["echo"], "'echo' is a baseline, which needs an LLM to run on"),
         (["all-MiniLM-L6-v2", "--base", "base"], "'all-MiniLM-L6-v2' is none"),
         (["all-MiniLM-L6-v2", "--set", "answers=2"], "--set goes with the name of a baseline"),
-        (["hyde", "--base", "base", "--set", "answers"], "'answers' for 'hyde' is not of the form key=value"),
+        (["hyde", "--base", "base", "--set", "answers"], "--set 'answers' is not of the form key=value"),
         (["hyde", "--base", "base", "--set", "answers=two"], "'answers' of 'hyde' must be a whole number, got 'two'"),
         (["hyde", "--base", "base", "--set", "temperature=hot"], "must be a number, got 'hot'"),
         (["echo", "--base", "base", "--set", "answers=2"], "'echo' has no option 'answers'; known are max_seq_length"),

@@ -90,7 +90,7 @@ def test_the_revision_follows_the_data_and_not_their_place(folder: Path, tmp_pat
 
 
 @given(labels=st.lists(st.one_of(st.integers(-3, 3), st.sampled_from(["a", "b"])), min_size=2, max_size=12))
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_equal_labels_and_only_those_get_equal_numbers(files: Any, tmp_path: Path, labels: list[int | str]) -> None:
     files.jsonl(tmp_path / "set" / "test.jsonl", ({"text": "a", "label": label} for label in labels))
     (task,) = local_tasks(tmp_path / "set")
@@ -106,7 +106,7 @@ IDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\t\n\
 
 
 @given(ids=st.lists(IDS, min_size=2, max_size=5, unique=True))
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_ids_of_any_characters_are_kept(files: Any, tmp_path: Path, ids: list[str]) -> None:
     place = tmp_path / "set"
     files.jsonl(place / "queries.jsonl", ({"_id": key, "text": "a"} for key in ids))
@@ -118,6 +118,15 @@ def test_ids_of_any_characters_are_kept(files: Any, tmp_path: Path, ids: list[st
     data = task.dataset["default"]["test"]
     assert list(data["queries"]["id"]) == list(data["corpus"]["id"]) == ids
     assert data["relevant_docs"] == {key: {key: 2} for key in ids}
+
+
+def test_texts_with_half_a_character_are_scored(files: Any, tmp_path: Path, words: SentenceTransformer) -> None:
+    pairs = [("owl", "owl", 2), ("owl fox", "owl \ud800", 1), ("bee", "fox", 0)]
+    files.jsonl(tmp_path / "sts" / "test.jsonl", ({"sentence1": a, "sentence2": b, "score": c} for a, b, c in pairs))
+    rank = {"query": "owl \ud800", "positive": ["owl"], "negative": ["fox \udfff"]}
+    files.jsonl(tmp_path / "rank" / "test.jsonl", [rank])
+    scores = evaluate(words, str(tmp_path), tmp_path / "out", progress=False)
+    assert [result.score for result in scores] == [1, 1]
 
 
 def unknown_id(files: Any, place: Path) -> None:
@@ -155,6 +164,17 @@ def wrong_kind(files: Any, place: Path) -> None:
     files.jsonl(place / "test.jsonl", [{"sentence1": "a", "sentence2": "b", "score": "high"}])
 
 
+def score_not_finite(files: Any, place: Path) -> None:
+    files.jsonl(place / "test.jsonl", [{"sentence1": "a", "sentence2": "b", "score": float("nan")}])
+
+
+def wrong_title(files: Any, place: Path) -> None:
+    files.retrieval(place)
+    files.jsonl(
+        place / "corpus.jsonl", [{"_id": "d0", "text": "a", "title": "t"}, {"_id": "d1", "text": "b", "title": 3}]
+    )
+
+
 def wrong_label(files: Any, place: Path) -> None:
     files.jsonl(place / "test.jsonl", [{"sentence1": "a", "sentence2": "b", "label": 2}])
 
@@ -185,6 +205,8 @@ def no_files(files: Any, place: Path) -> None:
         (no_qrels, r"needs queries.jsonl, corpus.jsonl and qrels.tsv"),
         (missing_column, r"test.jsonl, row 5: the column 'sentence2' .* missing"),
         (wrong_kind, r"row 1: the column 'score' should be a whole number or a number, but found str"),
+        (score_not_finite, r"test.jsonl, row 1: the score nan is not finite"),
+        (wrong_title, r"corpus.jsonl, row 2: the title should be text, but found int"),
         (wrong_label, r"row 1: the label of a pair is 0 or 1, found 2"),
         (no_positive, r"row 1: positive and negative"),
         (unknown_columns, r"\['hypothesis', 'premise'\] are those of no task"),

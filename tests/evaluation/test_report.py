@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,22 @@ def test_a_mean_is_given_only_where_no_task_is_missing(results: list[Result]) ->
         assert "student" not in rows[label].changes
         assert "teacher" in rows[label].scores
     assert rows["Classification"].scores["student"] == pytest.approx(20)
+
+
+def test_results_of_different_models_or_data_are_never_put_side_by_side(results: list[Result]) -> None:
+    other = result("student", "STS14", 0.9, parameters=2000)
+    with pytest.raises(ValueError, match="'student', the results on STS12 and on STS14 are of different models"):
+        table_rows([*results, other])
+    changed = replace(results[0], name="third", task={**results[0].task, "data": {"path": "STS12", "revision": "2"}})
+    with pytest.raises(ValueError, match="'teacher' and 'third' on STS12 are of different data"):
+        table_rows([*results, changed])
+
+
+def test_only_bright_s_own_tasks_are_kept_out_of_the_average() -> None:
+    names = ["BrightIdeas", "BrightPonyRetrieval", "BrightPonyLongRetrieval", "BrightProRoboticsRetrieval"]
+    rows = by_label(table_rows([result("student", name, 0.1 * place) for place, name in enumerate(names, 4)]))
+    assert rows[AVERAGE].scores == pytest.approx({"student": 40})
+    assert rows["BRIGHT"].scores == pytest.approx({"student": 60})
 
 
 def test_without_a_baseline_or_with_one_of_score_zero_nothing_is_compared(results: list[Result]) -> None:

@@ -231,6 +231,37 @@ def test_embeddings_without_any_difference_have_no_score(
         run(words, folder / "same", tmp_path)
 
 
+def test_another_model_under_a_known_name_is_refused_before_anything_is_run(
+    words: SentenceTransformer, student: LLM2VecGen, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(words, folder / "sts", tmp_path)
+    run(words, folder / "pairs", tmp_path)
+    seen = spy_on(student, monkeypatch)
+    with pytest.raises(ValueError, match="on pairs of another model of the name 'tiny'"):
+        run(student, folder / "sts", tmp_path)
+    assert not seen
+    both = evaluate(student, [str(folder / "sts"), str(folder / "pairs")], tmp_path, name="tiny", progress=False)
+    assert len({str(result.model) for result in read_results(tmp_path)}) == 1
+    assert len(both) == 2
+
+
+def test_when_a_task_fails_its_reason_is_told_even_if_no_table_can_be_made(
+    words: SentenceTransformer, student: LLM2VecGen, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = [str(folder / "sts"), str(folder / "pairs")]
+    evaluate(words, wanted, tmp_path, name="tiny", progress=False)
+    run_task = runner._run
+
+    def fail(model: Any, task: Any, *args: Any, **kwargs: Any) -> Any:
+        if task.metadata.name == "pairs":
+            raise OSError("no memory")
+        return run_task(model, task, *args, **kwargs)
+
+    monkeypatch.setattr(runner, "_run", fail)
+    with pytest.raises(EvaluationError, match=r"no memory.*No tables were written: Under the name 'tiny'"):
+        evaluate(student, wanted, tmp_path, name="tiny", progress=False)
+
+
 def test_a_task_that_is_used_twice_draws_the_same_texts(student: LLM2VecGen, folder: Path, tmp_path: Path) -> None:
     (task,) = local_tasks(folder / "clustering")
     scores = [evaluate(student, task, tmp_path, name=name, progress=False)[0].score for name in ("a", "b")]
@@ -265,9 +296,13 @@ def test_settings_of_every_baseline_tell_results_apart() -> None:
     assert describe_model(hyde(backbone, **base)) == before
     for change in ({"answers": 3}, {"max_new_tokens": 5}, {"temperature": 0.8}, {"seed": 1}):
         assert describe_model(hyde(backbone, **{**base, **change})) != before, change
-    prompted = hyde(backbone, **base)
-    prompted[0].encoder.prompts = {"document": "Own: "}
-    assert describe_model(prompted) != before
+    for setting, value in {"prompts": {"document": "Own: "}, "default_prompt_name": "own", "truncate_dim": 8}.items():
+        inner = hyde(backbone, **base)
+        setattr(inner[0].encoder, setting, value)
+        assert describe_model(inner) != before, setting
+    (module,) = before["modules"]
+    assert module["settings"]["base"]["fingerprint"] == backbone.reference.fingerprint
+    assert module["settings"]["generation"]["max_new_tokens"] == 4
     found = [describe_model(build(name, backbone, device="cpu")) for name in BASELINES]
     assert len({str(one) for one in found}) == len(found)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llm2vec_gen_st import LLM2VecGen
@@ -72,7 +72,6 @@ def test_a_run_is_repeated_exactly_and_instructions_reach_the_student_alone(stud
     neighbours=st.integers(1, 20),
     seed=st.integers(0, 2**32 - 1),
 )
-@settings(deadline=None)
 def test_agreement_counts_labels_of_other_rows_only(labels: list[str], neighbours: int, seed: int) -> None:
     vectors = unit(np.random.default_rng(seed).normal(size=(len(labels), 4)))
     found = neighbour_agreement(vectors, labels, neighbours)

@@ -273,7 +273,6 @@ def test_without_lora_layers_the_corpus_is_read_by_the_plain_llm(tmp_path: Path)
 
 
 @given(text=st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=400), data=st.data())
-@settings(deadline=None)
 def test_a_context_holds_its_token_and_is_part_of_its_text(text: str, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(text)))
     stop = data.draw(st.integers(start, len(text)))
@@ -296,7 +295,7 @@ def test_sentences_end_where_they_should() -> None:
 
 
 @given(st.text(max_size=60))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_spans_cover_the_text(student: LLM2VecGen, text: str) -> None:
     text = text.encode("utf-8", "replace").decode()
     tokenizer = SpanTokenizer(student.tokenizer)

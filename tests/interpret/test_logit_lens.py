@@ -88,7 +88,7 @@ def test_tokens_are_the_likeliest_of_a_plain_pass(family: str) -> None:
     query_words=st.booleans(),
     stop_words=st.frozensets(st.sampled_from(["the", "and", "e", "r", "bear", "1"])),
 )
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 def test_dropping_takes_tokens_out_of_the_whole_ranking_and_changes_nothing_else(
     student: LLM2VecGen, text: str, top_k: int, punctuation: bool, query_words: bool, stop_words: frozenset[str]
 ) -> None:

@@ -45,7 +45,7 @@ floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
     revision=st.none() | st.text(max_size=5),
     sample=st.none() | st.just("0" * 128),
 )
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_round_trip_is_exact(rows: list[list[float]], name: str, revision: str | None, sample: str | None) -> None:
     name = name.encode("utf-8", "replace").decode()
     revision = None if revision is None else revision.encode("utf-8", "replace").decode()
@@ -57,7 +57,7 @@ def test_round_trip_is_exact(rows: list[list[float]], name: str, revision: str |
 
 
 @given(position=st.integers(0, len(DATA) - 1), change=st.integers(1, 255))
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_any_changed_byte_is_refused(position: int, change: int) -> None:
     damaged = bytearray(DATA)
     damaged[position] ^= change
@@ -75,7 +75,7 @@ def test_every_single_flipped_bit_is_refused() -> None:
 
 
 @given(data=st.binary(max_size=80) | st.builds(lambda cut: DATA[:cut], st.integers(0, len(DATA) - 1)))
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_other_bytes_and_parts_are_refused(data: bytes) -> None:
     for found in (data, DATA + data[:1] + b"\0", data + DATA):
         if found != DATA:
@@ -125,6 +125,10 @@ TENSOR = {"dtype": "F32", "shape": [1, 2], "data_offsets": [0, 8]}
             summed({"__metadata__": {k: v for k, v in METADATA.items() if k != "student"}, "soft_prompt": TENSOR}),
             "the entry 'student' is missing",
         ),
+        (summed({"__metadata__": METADATA | {"student": "\x1b[31mtrust me"}, "soft_prompt": TENSOR}, 8 * b"\0"),
+         "'student' is not 16 hex"),
+        (summed({"__metadata__": METADATA | {"base_fingerprint": "F" * 16}, "soft_prompt": TENSOR}, 8 * b"\0"),
+         "'base_fingerprint' is not 16 hex"),
         (summed({"__metadata__": METADATA, "soft_prompt": TENSOR | {"dtype": "F64"}}), "is F64 .1, 2., not F32"),
         (summed({"__metadata__": METADATA, "soft_prompt": TENSOR | {"shape": [2]}}), "of two dimensions"),
         (summed({"__metadata__": METADATA, "soft_prompt": TENSOR | {"shape": [0, 2]}}), "is empty"),

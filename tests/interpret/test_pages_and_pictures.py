@@ -100,7 +100,7 @@ def a_map(texts: list[str], labels: list[str]) -> IdeaMap:
 
 
 @given(text=NASTY, tokens=st.lists(NASTY, min_size=1, max_size=4), decoded=NASTY, sentence=NASTY, data=st.data())
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_text_becomes_markup_in_a_lens_page(
     tmp_path: Path, text: str, tokens: list[str], decoded: str, sentence: str, data: st.DataObject
 ) -> None:
@@ -125,7 +125,7 @@ def test_no_text_becomes_markup_in_a_lens_page(
 
 
 @given(texts=st.lists(NASTY, min_size=2, max_size=4), label=NASTY)
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_text_becomes_markup_in_a_map_page(tmp_path: Path, texts: list[str], label: str) -> None:
     labels = [label, *["other"] * (len(texts) - 1)]
     page = Page(write_map_page(tmp_path / "map.html", a_map(texts, labels)))
@@ -156,7 +156,7 @@ def test_pages_load_nothing(tmp_path: Path) -> None:
 
 
 @given(tokens=st.lists(NASTY, min_size=1, max_size=3), text=NASTY, label=NASTY)
-@settings(deadline=None, max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.filterwarnings("ignore:Glyph:UserWarning")
 @pytest.mark.filterwarnings("ignore:Matplotlib currently does not support:UserWarning")
 def test_any_text_can_be_drawn(tmp_path: Path, tokens: list[str], text: str, label: str) -> None:

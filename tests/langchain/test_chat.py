@@ -387,7 +387,7 @@ any_answer = st.text("ab<>/thinkENDS \n🐻\ufffd", max_size=40) | st.lists(
 ).map("".join)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     text=any_answer,
     cuts=st.lists(st.integers(0, 60), max_size=8),
@@ -427,7 +427,7 @@ def test_conversations_are_read_through_the_chat_template(chat: ChatLLM2VecGen) 
     assert chat._prompt([HumanMessage("a"), AIMessageChunk(content="b")]).ids.count(1) == 3
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(text=st.text(st.characters(exclude_categories=()), max_size=20), control=st.sampled_from(["<|im_end|>", "\0"]))
 def test_control_tokens_inside_messages_stay_text(text: str, control: str) -> None:
     chat = ChatLLM2VecGen(MODEL)

@@ -283,7 +283,7 @@ def test_metadata_that_unfolds_without_end_is_refused(save: Save) -> None:
             read_community_folder(save({"a": document}, {0: "a"}))
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_changed_bytes_never_get_past_a_value_error(tmp_path: Path, data: st.DataObject) -> None:
     honest = (FOLDERS / "flat_l2" / "index.pkl").read_bytes()

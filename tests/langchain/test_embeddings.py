@@ -133,7 +133,7 @@ def test_odd_texts_are_embedded_like_alone(embeddings: LLM2VecGenEmbeddings) -> 
     assert len({tuple(row) for row in embeddings.embed_documents(["", "\0", "a\ud800b", "<|im_end|>"])}) == 4
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(texts=st.lists(st.text(st.characters(exclude_categories=()), max_size=20), max_size=4))
 def test_any_texts_give_finite_vectors(texts: list[str]) -> None:
     embeddings = LLM2VecGenEmbeddings(MODEL)

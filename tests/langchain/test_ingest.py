@@ -244,7 +244,7 @@ def test_long_files_are_read_in_bounded_memory(docs: Path) -> None:
 texts = st.text(st.sampled_from("ab \n#`-é🌊."), max_size=300)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     text=texts,
     size=st.integers(1, 60),
@@ -409,7 +409,7 @@ def test_the_progress_bar_ends_at_the_files_sizes(docs: Path, store: FaissStore,
 words = st.lists(st.sampled_from(["a", "b", "c", "d d", "é"]), max_size=6)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(versions=st.lists(st.dictionaries(st.sampled_from(["x.jsonl", "y.jsonl"]), words), min_size=1, max_size=4))
 def test_after_any_changes_the_store_holds_what_the_files_hold(
     tmp_path_factory: pytest.TempPathFactory, versions: list[dict[str, list[str]]]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.documents import Document
 from langchain_core.language_models import FakeListChatModel
@@ -101,7 +101,6 @@ def test_no_passages_are_told_to_the_model() -> None:
     assert "There are no passages." in str(chat.asked[0][1].content)
 
 
-@settings(deadline=None)
 @given(lengths=st.lists(st.integers(1, 40), max_size=6), window=st.integers(1, 300))
 def test_the_most_passages_that_fit_are_kept(lengths: list[int], window: int) -> None:
     chat = listening(window)

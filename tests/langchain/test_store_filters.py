@@ -160,7 +160,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaissStore]:
         yield store
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(documents, min_size=1, max_size=8), st.lists(filters, min_size=1, max_size=6))
 @example(
     [{"a": "a\0b"}, {"a": ["a", "\0"]}, {"b": "\0"}], [{"a": "a"}, {"a": {"$gt": "a"}}, {"a": {"$in": ["a\0b", 1]}}]

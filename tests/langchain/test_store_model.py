@@ -200,6 +200,6 @@ def selectors_forced(forced: bool) -> Iterator[None]:
 
 
 StoreMachine.TestCase.settings = settings(
-    max_examples=25, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=25, stateful_step_count=20, suppress_health_check=list(HealthCheck)
 )
 TestStore = StoreMachine.TestCase

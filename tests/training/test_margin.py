@@ -43,7 +43,7 @@ def naive(queries: torch.Tensor, negatives: torch.Tensor, threshold: float) -> t
     return total / len(queries)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     count=st.integers(1, 6), width=st.integers(1, 8), threshold=st.floats(0.1, 20), scale=st.floats(0.01, 10),
     seed=st.integers(0, 10_000),

@@ -123,7 +123,7 @@ _VALUES: dict[str, Any] = {
 }
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.data())
 def test_a_recipe_survives_its_file(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     changes: dict[str, Any] = {}

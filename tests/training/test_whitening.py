@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llm2vec_gen_st import LLM2VecGen
@@ -50,7 +50,6 @@ def _tensors(model: LLM2VecGen) -> dict[str, torch.Tensor]:
 
 
 @given(seed=st.integers(0, 2**16), width=st.integers(1, 6), strength=st.floats(0, 1))
-@settings(deadline=None)
 def test_variances_along_the_axes_are_raised_to_a_power(seed: int, width: int, strength: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     mixing = torch.randn(width, width, generator=generator, dtype=torch.float64) + 2 * torch.eye(width)
