@@ -145,11 +145,12 @@ class ChatLLM2VecGen(BaseChatModel):
 
     @property
     def _identifying_params(self) -> Mapping[str, Any]:
-        names = (*_SETTINGS, "stop")
         return {
             "model_name": self.model_name,
             "base_fingerprint": self.model.backbone.reference.fingerprint,
-            **{name: getattr(self, name) for name in names},
+            **{name: getattr(self, name) for name in _SETTINGS},
+            # Not "stop": under that name LangChain's caches know the stop words of a call, which would hide these.
+            "model_stop": self.stop,
         }
 
     def _generate(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -111,11 +112,22 @@ class CorpusEncoder:
         if "text" in keep:
             columns["text"] = pyarrow.array([passage.text for passage in passages], pyarrow.string())
         if keep - {"text"}:
-            objects = [json.dumps(passage.metadata, default=str) for passage in passages]
+            objects = [json.dumps(_finite(passage.metadata), default=str) for passage in passages]
             columns["metadata"] = pyarrow.array(objects, pyarrow.string())
         flat = pyarrow.array(np.ascontiguousarray(vectors, dtype=np.float32).reshape(-1))
         columns["embedding"] = pyarrow.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
         return pyarrow.table(columns).replace_schema_metadata({FINGERPRINT_KEY: self._fingerprint.encode()})
+
+
+def _finite(value: Any) -> Any:
+    """A value with None for numbers that are not finite, which JSON does not know."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return value
 
 
 def encode_corpus(
@@ -151,7 +163,7 @@ def encode_corpus(
         id_column: Column of the ids (texts or whole numbers).
         text_column: Column of the texts; the first of ``text``, ``query`` and ``passage`` if None.
         keep: Columns to write beside the vectors: ``text`` (whatever its column) as it is, all others together as JSON
-            in the column ``metadata``.
+            in the column ``metadata``, where numbers that are not finite become null.
         progress: Whether progress bars are shown.
 
     Returns:

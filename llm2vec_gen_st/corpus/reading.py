@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -121,7 +122,7 @@ def _read_jsonl(path: Path, start: int) -> Iterator[Row]:
                 begin, start = start, start + len(line)
                 if line.strip():
                     yield Row(begin, number, _object(path, number, line))
-        except (EOFError, gzip.BadGzipFile) as error:
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise ValueError(f"{path}, after line {number}: the file cannot be read on ({error}).") from error
 
 

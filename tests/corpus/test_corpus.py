@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import tracemalloc
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,17 @@ def test_columns_are_kept_and_chosen(student: LLM2VecGen, tmp_path: Path) -> Non
     assert [json.loads(row["metadata"]) for row in found] == [{"title": row["title"]} for row in ROWS]
     expected = student.encode([row["text"] for row in ROWS])
     np.testing.assert_allclose([row["embedding"] for row in found], expected, atol=1e-5)
+
+
+def test_numbers_that_are_not_finite_are_kept_as_null(student: LLM2VecGen, tmp_path: Path) -> None:
+    nan, inf = float("nan"), float("inf")
+    rows = [
+        {"id": "a", "text": "bees", "w": nan, "x": [1.5, {"y": -inf}]},
+        {"id": "b", "text": "seals", "w": 1, "x": 2},
+    ]
+    corpus = write_corpus(tmp_path / "corpus.jsonl", rows)
+    found = rows_of(encode(student, corpus, tmp_path / "v", keep=["w", "x"]))
+    assert [row["metadata"] for row in found] == ['{"w": null, "x": [1.5, {"y": null}]}', '{"w": 1, "x": 2}']
 
 
 def test_a_folder_of_files_is_one_corpus(student: LLM2VecGen, tmp_path: Path) -> None:
@@ -267,6 +279,19 @@ def test_files_that_are_no_corpus_are_refused(student: LLM2VecGen, tmp_path: Pat
             encode(student, path, tmp_path / "v")
     with pytest.raises(FileNotFoundError, match="holds no encoded corpus"):
         finished_parts(tmp_path / "empty")
+
+
+def test_a_damaged_archive_is_named(tmp_path: Path) -> None:
+    lines = "".join(json.dumps({"id": str(n), "text": f"{n}: {n**9}"}) + "\n" for n in range(3000))
+    whole = gzip.compress(lines.encode())
+    path = tmp_path / "corpus.jsonl.gz"
+    kinds = set()
+    for place in range(2000, len(whole) - 100, 997):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        with pytest.raises(ValueError, match=r"corpus\.jsonl\.gz, (after )?line \d+: ") as caught:
+            list(read_file(path, Columns()))
+        kinds.add(type(caught.value.__cause__))
+    assert zlib.error in kinds
 
 
 def test_an_embedding_that_is_not_finite_is_named_by_part_and_ids(fresh_student: LLM2VecGen, tmp_path: Path) -> None:

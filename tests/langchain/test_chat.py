@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from langchain_core.caches import InMemoryCache
 from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.language_models import BaseChatModel
@@ -325,6 +326,18 @@ def test_stop_words_of_a_call_replace_those_of_the_model(monkeypatch: pytest.Mon
     assert chat.invoke("a", stop=[]).content == "one two three"
 
 
+def test_a_cache_tells_models_with_other_stop_words_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    says = _Says(monkeypatch, "one two three")
+    cache = InMemoryCache()
+    for _ in range(2):
+        assert ChatLLM2VecGen(MODEL, cache=cache).invoke("a").content == "one two three"
+        assert ChatLLM2VecGen(MODEL, cache=cache, stop=["two"]).invoke("a").content == "one"
+        assert ChatLLM2VecGen(MODEL, cache=cache, stop=["two"]).invoke("a", stop=["three"]).content == "one two"
+        says.taken = 0
+    assert ChatLLM2VecGen(MODEL, cache=cache, stop=["two"]).invoke("a").content == "one"
+    assert says.taken == 0
+
+
 def test_half_a_stop_word_at_the_end_is_part_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     _Says(monkeypatch, "Ask Hum")
     assert ChatLLM2VecGen(MODEL).invoke("a", stop=["Human"]).content == "Ask Hum"
@@ -606,7 +619,7 @@ def test_what_identifies_the_model_is_small_and_changes_with_its_settings(chat: 
     assert chat._llm_type == "llm2vec-gen"
     assert chat.asdict() == {
         "model_name": "tiny", "base_fingerprint": MODEL.backbone.reference.fingerprint, "max_tokens": 24,
-        "temperature": 0.0, "top_p": 1.0, "stop": None, "_type": "llm2vec-gen",
+        "temperature": 0.0, "top_p": 1.0, "model_stop": None, "_type": "llm2vec-gen",
     }  # fmt: skip
     assert len(repr(chat)) < 500
     assert "model" not in chat.model_dump()

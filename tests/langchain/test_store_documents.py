@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 import math
@@ -11,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,8 @@ import pytest
 import torch
 from langchain_core.documents import Document
 from langchain_llm2vec_gen import FaissStore
-from langchain_llm2vec_gen.store import StoreError
+from langchain_llm2vec_gen.store import StoreError, writing
+from langchain_llm2vec_gen.store.vector_index import VectorIndex
 from pyarrow import parquet
 
 from .stores import KINDS, METRICS, exact, filled, found, names, normal, refuse_to_embed
@@ -85,6 +88,21 @@ def test_a_refused_call_leaves_the_store_as_it_was(path: Path, index: str) -> No
             with pytest.raises((ValueError, TypeError)):
                 refused()
             assert ([*store.documents()], store.stats()["generation"]) == before
+
+
+@pytest.mark.parametrize("wrong", ["x", ["y"], 3, [], 0, ""])
+def test_metadata_that_are_no_dictionaries_are_refused_by_position(path: Path, hashing: Any, wrong: Any) -> None:
+    with FaissStore(path, hashing) as store:
+        with pytest.raises(ValueError, match=f"Metadata 1 is not a dictionary but {type(wrong).__name__}"):
+            store.add_texts(["a", "b"], [{}, wrong])
+        with pytest.raises(ValueError, match="Metadata 1 is not a dictionary"):
+            store.add_embeddings(["a", "b"], normal(2, 8), [{}, wrong])
+        with pytest.raises(ValueError, match="list of dictionaries"):
+            store.add_texts(["a"], {"source": "y"})  # type: ignore[arg-type]
+        assert len(store) == 0
+        assert not hashing.batches
+        store.add_texts(["a", "b"], [None, MappingProxyType({"n": 1})])  # type: ignore[list-item]
+        assert [document.metadata for document in store.documents()] == [{}, {"n": 1}]
 
 
 def test_metadata_nested_too_deep_is_refused_before_it_breaks_the_filters(path: Path) -> None:
@@ -181,8 +199,10 @@ def test_metric_and_index_are_kept_and_can_be_changed_on_reopening(
 def test_unknown_metric_index_and_device_are_refused(path: Path) -> None:
     with pytest.raises(ValueError, match=r"cosine, ip, l2.*'euclid'"):
         FaissStore(path, metric="euclid")  # type: ignore[arg-type]
-    with FaissStore(path, index="nonsense") as store, pytest.raises(ValueError, match="'nonsense'"):
-        store.add_embeddings(["a"], [[1, 0]])
+    with pytest.raises(ValueError, match="'nonsense'"):
+        FaissStore(path, index="nonsense")
+    with FaissStore(path) as store:
+        assert store.stats()["index"] == "flat"
     with filled(path.with_name("b"), normal(1, 8)):
         pass
     with pytest.raises(ValueError, match="'nonsense'"):
@@ -191,6 +211,30 @@ def test_unknown_metric_index_and_device_are_refused(path: Path) -> None:
         FaissStore(path.with_name("b"), device="tpu")
     with FaissStore(path.with_name("b")) as store:
         assert store.stats()["index"] == "flat"
+
+
+def test_an_index_that_does_not_fit_the_vectors_is_found_after_the_first_batch(path: Path, hashing: Any) -> None:
+    texts = [f"text {number}" for number in range(200)]
+    with FaissStore(path, hashing, index="PQ7x4") as store, pytest.raises(ValueError, match=r"'PQ7x4'.* 8 dimensions"):
+        store.add_texts(texts)
+    assert [len(batch) for batch in hashing.batches] == [64]
+    with pytest.raises(ValueError, match="'hsnw'"):
+        FaissStore.from_texts(texts, hashing, path=path.with_name("b"), index="hsnw")
+    with FaissStore(path.with_name("b"), hashing) as store:
+        store.add_embeddings(["a"], normal(1, 6))
+        with pytest.raises(ValueError, match=r"6 .*8"):
+            store.add_texts(texts)
+    assert [len(batch) for batch in hashing.batches] == [64, 64]
+
+
+def test_making_a_store_of_texts_takes_what_the_constructor_takes(path: Path, toy: Callable[..., Any]) -> None:
+    FaissStore.from_texts(["a"], toy(model="one"), path=path).close()
+    with pytest.raises(StoreError, match=r"\(one\).*\(two\)"):
+        FaissStore.from_texts(["b"], toy(model="two"), path=path)
+    with FaissStore.from_texts(["b"], toy(model="two"), path=path, verify_embedding=False) as store:
+        assert len(store) == 2
+    with pytest.raises(ValueError, match="'nonsense'"):
+        FaissStore.from_texts(["b"], toy(), device="nonsense")
 
 
 # Empty stores and files
@@ -303,6 +347,69 @@ def test_texts_are_embedded_in_batches_and_vectors_not_at_all(path: Path, hashin
         assert len(store.similarity_search_by_vector(normal(8))) == 4
 
 
+def test_an_overridden_embedding_of_documents_is_not_passed_by(path: Path, toy: Callable[..., Any]) -> None:
+    kind: Any = type(toy())
+
+    class WithArrays(kind):  # type: ignore[misc]
+        def embed_documents(self, texts: list[str]) -> list[list[float]]:
+            return [row.tolist() for row in self.embed_documents_array(texts)]
+
+        def embed_documents_array(self, texts: list[str]) -> np.ndarray:
+            return np.array([[1.0, 0.0]] * len(texts), np.float32)
+
+    class Lists(WithArrays):
+        def embed_documents(self, texts: list[str]) -> list[list[float]]:
+            return [[2.0, 0.0]] * len(texts)
+
+    class Arrays(WithArrays):
+        def embed_documents_array(self, texts: list[str]) -> np.ndarray:
+            return np.array([[3.0, 0.0]] * len(texts), np.float32)
+
+    replaced = WithArrays()
+    replaced.embed_documents = lambda texts: [[4.0, 0.0]] * len(texts)
+    with FaissStore(path) as store:
+        for number, embedding in enumerate((WithArrays(), Lists(), Arrays(), replaced), 1):
+            store._embedding = embedding
+            store.add_texts(["a"], ids=[str(number)])
+            assert store.vectors([str(number)]).tolist() == [[float(number), 0.0]]
+
+
+def test_an_index_that_cannot_be_saved_unasked_is_no_failure_of_adding(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tried: list[Path] = []
+
+    def full(index: Any, path: Path) -> None:
+        tried.append(path)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(writing, "_UNSAVED_AT_MOST", 10)
+    with FaissStore(path) as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(VectorIndex, "write", full)
+            assert store.add_embeddings(names(20), normal(20, 8), ids=names(20)) == names(20)
+            assert "No space left" in caplog.text
+            assert "documents are safe" in caplog.text
+            store.add_embeddings(["one more"], normal(1, 8))
+            assert len(tried) == 1
+            store.compact()
+            with pytest.raises(OSError, match="No space left"):
+                store.save()
+            assert (len(store), len(found(store, normal(8), 30))) == (21, 21)
+        store.add_embeddings(["another"] * 22, normal(22, 8))
+        assert store.stats()["index_bytes"] > 0
+        with monkeypatch.context() as patch:
+            patch.setattr(VectorIndex, "write", full)
+            store.add_embeddings(["last"], normal(1, 8))
+            caplog.clear()
+            store.close()
+            assert "No space left" in caplog.text
+    caplog.clear()
+    with FaissStore(path) as store:
+        assert (len(store), len(found(store, normal(8), 50))) == (44, 44)
+    assert not caplog.records
+
+
 def test_a_progress_bar_if_asked_for(path: Path, hashing: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with FaissStore(path, hashing) as store:
         store.add_texts(["a", "b"])
@@ -374,6 +481,26 @@ def test_merging_brings_everything_or_nothing(path: Path) -> None:
         assert found(store, normal(5, 8)[4], 1, filter={"é": {"$gte": 2}}) == ["d4"]
         assert list(store.documents()) == list(other.documents())
     other.close()
+
+
+def test_merging_takes_over_which_embedding_made_the_vectors(path: Path, toy: Callable[..., Any]) -> None:
+    other = FaissStore.from_texts(["a", "b"], toy(model="one"), path=path.with_name("other"))
+    with FaissStore(path) as store:
+        assert store.merge_from(other) == 2
+        assert store.stats()["embedding"] == other.stats()["embedding"]
+    other.close()
+    with pytest.raises(StoreError, match=r"\(one\).*\(two\)"):
+        FaissStore(path, toy(model="two"))
+
+
+def test_lone_surrogates_are_replaced_in_an_export(path: Path) -> None:
+    with FaissStore(path) as store:
+        store.add_embeddings(["bad \ud800 text", "ok"], normal(2, 8), [{"k\ud800": "\udfff"}, {}], names(2))
+        assert store.export_parquet(path.with_name("all.parquet")) == 2
+    with FaissStore(path.with_name("again")) as store:
+        assert store.add_parquet(path.with_name("all.parquet")) == 2
+        assert [document.page_content for document in store.documents()] == ["bad \ufffd text", "ok"]
+        assert [document.metadata for document in store.documents()] == [{"k\ud800": "\udfff"}, {}]
 
 
 def test_an_export_has_the_documents_in_order_and_none_that_are_gone(path: Path) -> None:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -183,3 +184,31 @@ def test_filters_mean_what_they_say(
         assert store.ids(filter) == expected, filter
         hits = store.similarity_search_by_vector([1.0], k=len(ids), filter=filter)
         assert sorted(str(document.id) for document in hits) == expected, filter
+
+
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [
+        (np.int64(3), 3),
+        (np.uint8(3), 3),
+        (np.float64(3), 3.0),
+        (np.float32(0.1), float(np.float32(0.1))),
+        (np.bool_(True), True),
+        (np.str_("a"), "a"),
+    ],
+    ids=repr,
+)
+def test_scalars_of_numpy_are_compared_as_they_are_stored(store: FaissStore, value: Any, plain: Any) -> None:
+    store.delete()
+    metadatas = [{"a": value}, {"a": [value]}, {"a": None}, {}, {"a": repr(value)}]
+    store.add_embeddings(list("abcde"), [[1.0]] * 5, metadatas, list("abcde"))
+    for written in (value, plain):
+        for filter in ({"a": written}, {"a": {"$eq": written}}, {"a": {"$in": [written, "other"]}}):
+            assert store.ids(filter) == ["a", "b"]
+            hits = store.similarity_search_by_vector([1.0], k=5, filter=filter)
+            assert sorted(str(document.id) for document in hits) == ["a", "b"]
+        assert store.ids({"a": {"$ne": written}}) == ["c", "d", "e"]
+    # Filters are remembered: a number and the text of it are two.
+    hits = store.similarity_search_by_vector([1.0], k=5, filter={"a": repr(value)})
+    assert [document.id for document in hits] == ["e"]
+    assert store.ids({"a": {"$exists": np.bool_(False)}}) == ["d"]

@@ -135,6 +135,59 @@ def test_other_kinds_are_searched_though_documents_are_deleted(
         assert store.explain(filter={"n": {"$gte": 100}})["strategy"] == "selector"
 
 
+@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize(
+    "index", ["PCA8,Flat", "L2norm,Flat", "RR8,Flat", "Pad32,SQ8", "PCA8,HNSW8", "PCA8,IVF4,Flat", "OPQ4,IVF4,PQ4x4"]
+)
+def test_a_transform_before_the_index_leaves_filters_and_deletions_as_they_are(
+    path: Path, index: str, saved: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count, odd = 4200, {"odd": 1}
+    monkeypatch.setattr(vector_index, "_SCAN_FROM_FILE", 2000)
+    vectors = normal(count, 16)
+    store = filled(path, vectors, [{"odd": row % 2} for row in range(count)], index=index, metric="l2")
+    # A vector is the nearest to itself, but the other kinds may not see that.
+    sees_itself = index.endswith(",Flat")
+    if saved:
+        store.close()
+        store = FaissStore(path, read_only=True)
+    with store:
+        assert store.stats()["indexed"] == count
+        assert store.explain(10, odd)["strategy"] == "selector"
+        for row in range(1, 200, 18):
+            hits = store.similarity_search_by_vector(vectors[row], k=10, filter=odd)
+            assert [document.metadata["odd"] for document in hits] == [1] * 10
+            assert hits[0].id == f"d{row}" or not sees_itself
+            assert f"d{row + 1}" not in found(store, vectors[row + 1], 10, filter=odd)
+    gone = [100, 200, 201, 202]
+    with FaissStore(path) as store:
+        store.delete([f"d{row}" for row in gone])
+    with FaissStore(path, read_only=saved) as store:
+        assert store.explain()["strategy"] == "full"
+        for row in (*range(97, 104), *range(197, 206)):
+            hits = found(store, vectors[row], 10)
+            assert not set(hits) & {f"d{number}" for number in gone}
+            assert hits[0] == f"d{row}" or row in gone or not sees_itself
+
+
+@pytest.mark.parametrize("index", ["IDMap,Flat", "IDMap2,Flat", "PCA8,IDMap,Flat", "IDMap,IVF4,Flat"])
+def test_an_index_with_its_own_map_of_ids_is_refused_at_once(path: Path, index: str) -> None:
+    with pytest.raises(ValueError, match="leave IDMap out"):
+        FaissStore(path, index=index)
+    filled(path, normal(3, 8)).close()
+    with pytest.raises(ValueError, match="leave IDMap out"):
+        FaissStore(path, index=index)
+    with FaissStore(path) as store:
+        assert store.stats()["index"] == "flat"
+
+
+def test_a_kind_is_tried_before_the_dimension_is_known() -> None:
+    for index in ("flat", "ivfpq", "PQ7x4", "OPQ11,IVF4,PQ11x4", "PCA2048,Flat", "IVF4,PQ48x4fs"):
+        assert kinds.kind_of_any_dimension(index, "cosine").name == index
+    with pytest.raises(ValueError, match=r"'hsnw': FAISS cannot build it .* 768.*could not parse"):
+        kinds.kind_of_any_dimension("hsnw", "cosine")
+
+
 def test_stats_count(path: Path, hashing: Any) -> None:
     with FaissStore.from_texts(["a", "b", "c"], hashing, ids=["a", "b", "c"], path=path, metric="ip") as store:
         store.delete(["a"])
@@ -157,6 +210,18 @@ def test_a_gpu_without_gpu_support_names_the_extra(path: Path) -> None:
         FaissStore(path, device="cuda")
     with FaissStore(path) as store:
         assert len(store) == 3
+
+
+@pytest.mark.skipif(hasattr(faiss, "StandardGpuResources"), reason="this FAISS has GPU support")
+def test_a_new_store_refuses_a_device_that_cannot_be_used(path: Path, hashing: Any) -> None:
+    for device, error in (("gpu", ValueError), ("cuda", MissingExtraError)):
+        with pytest.raises(error, match=device):
+            FaissStore(path, device=device)
+        with pytest.raises(error, match=device):
+            FaissStore.from_texts(["a"], hashing, path=path, device=device)
+    assert not hashing.batches
+    with FaissStore(path, hashing) as store:
+        assert len(store) == 0
 
 
 @pytest.fixture
@@ -203,8 +268,11 @@ def test_a_gpu_that_is_not_there_is_named(
     with pytest.raises(RuntimeError, match="no GPU"):
         FaissStore(path, device="cuda")
     monkeypatch.setattr(faiss, "get_num_gpus", lambda: 1)
-    with pytest.raises(ValueError, match="hnsw"):
-        FaissStore(path, index="hnsw", device="cuda")
+    for name in (path, path.with_name("new.store")):
+        with pytest.raises(ValueError, match="hnsw"):
+            FaissStore(name, index="hnsw", device="cuda")
+    with FaissStore(path) as store:
+        assert store.stats()["index"] == "flat"
 
 
 def test_the_kinds_that_need_training_are_known() -> None:

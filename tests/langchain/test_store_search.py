@@ -15,6 +15,7 @@ import pytest
 from langchain_core.load import dumps
 from langchain_llm2vec_gen import FaissStore
 from langchain_llm2vec_gen.store import vector_index
+from langchain_llm2vec_gen.store.metrics import relevance
 
 from .stores import KINDS, METRICS, exact, filled, found, names, normal
 
@@ -74,6 +75,19 @@ def test_relevance_is_in_0_to_1_and_falls_with_rank(path: Path, metric: str, toy
     assert [document.page_content for document in asyncio.run(retriever.ainvoke("q"))] == ["same"]
 
 
+def test_relevance_of_large_inner_products_tells_them_apart(path: Path, toy: Callable[..., Any]) -> None:
+    products = [-1e6, -1000.0, -40.0, -1.0, 0.0, 1.0, 37.0, 38.0, 100.0, 101.0, 1000.0, 1e6]
+    scores = [relevance(product, "ip") for product in products]
+    assert all(0 < one < next < 1 for one, next in pairwise(scores))
+    assert scores[4] == 0.5
+    vectors = {"q": [10.0, 0.0], "near": [10.0, 0.0], "less": [9.0, 0.0], "far": [1.0, 9.0]}
+    store = FaissStore.from_texts(list(vectors)[1:], toy(vectors), path=path, metric="ip")
+    retriever = store.as_retriever(
+        search_type="similarity_score_threshold", search_kwargs={"score_threshold": relevance(95.0, "ip")}
+    )
+    assert [document.page_content for document in retriever.invoke("q")] == ["near"]
+
+
 def test_results_are_plain_numbers_with_ids(path: Path, hashing: Any) -> None:
     store = FaissStore.from_texts(["a", "b"], hashing, [{"n": 1}, {}], path=path)
     hits = store.similarity_search_with_score("a")
@@ -94,6 +108,21 @@ def test_as_many_results_as_asked_for_or_all(path: Path, index: str, k: int) -> 
     with filled(path, normal(90, 8), index=index) as store:
         assert len(found(store, normal(8), k)) == k
         assert len(set(found(store, normal(8), 1000))) == 90
+
+
+@pytest.mark.parametrize("index", KINDS)
+def test_numbers_of_numpy_are_numbers(path: Path, index: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vector_index, "_SCAN_FROM_FILE", 0)
+    monkeypatch.setattr(vector_index, "_SCAN_FROM_MEMORY", 0)
+    k: Any = np.int64(3)
+    with filled(path, normal(90, 8), [{"n": row} for row in range(90)], index=index) as store:
+        for filter in (None, {"n": {"$gte": 3}}, {"n": {"$gte": np.int64(3)}}):
+            expected = found(store, normal(8), 3, filter=filter)
+            assert found(store, normal(8), k, filter=filter) == expected
+            assert len(expected) == 3
+            assert len(store.max_marginal_relevance_search_by_vector(normal(8), k, np.int64(9), filter=filter)) == 3
+        with pytest.raises(TypeError, match=r"whole number, got 2\.5"):
+            found(store, normal(8), 2.5)  # type: ignore[arg-type]
 
 
 def test_k_must_not_be_negative(path: Path) -> None:
@@ -239,3 +268,16 @@ def test_mmr_prefers_what_differs(path: Path) -> None:
         assert mmr(k=2, lambda_mult=0.3) == ["best", "another"]
         assert mmr(k=2, lambda_mult=0.3, fetch_k=2) == ["best", "twin"]
         assert sorted(mmr(k=10, fetch_k=1)) == ["another", "best", "twin"]
+
+
+@pytest.mark.parametrize("length", [0.1, 1.0, 10.0, 1000.0])
+def test_mmr_of_inner_products_does_not_depend_on_the_length_of_vectors(path: Path, length: float) -> None:
+    vectors = length * np.array([[1, 0], [0.999, 0.01], [0.998, 0.02], [0.7, 0.7]])
+    with filled(path, vectors, metric="ip") as store:
+        query = [length, 0]
+        chosen = [
+            [document.id for document in store.max_marginal_relevance_search_by_vector(query, 2, lambda_mult=trade_off)]
+            for trade_off in (0.0, 0.3, 0.9, 1.0)
+        ]
+        assert chosen == [["d0", "d3"], ["d0", "d3"], ["d0", "d1"], ["d0", "d1"]]
+        assert len(store.max_marginal_relevance_search_by_vector([0, 0], 3)) == 3

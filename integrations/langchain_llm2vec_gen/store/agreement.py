@@ -8,7 +8,8 @@ from langchain_core.embeddings import Embeddings
 
 from langchain_llm2vec_gen.store.database import Database
 from langchain_llm2vec_gen.store.errors import StoreError
-from langchain_llm2vec_gen.store.kinds import Kind
+from langchain_llm2vec_gen.store.gpu import check_device
+from langchain_llm2vec_gen.store.kinds import Kind, kind_of_any_dimension
 from langchain_llm2vec_gen.store.metrics import Metric, as_metric
 
 
@@ -38,7 +39,13 @@ class Agreement:
 
 
 def agree(
-    database: Database, metric: Metric | None, index: str | None, embedding: Embeddings | None, *, verify: bool
+    database: Database,
+    metric: Metric | None,
+    index: str | None,
+    embedding: Embeddings | None,
+    *,
+    device: str,
+    verify: bool,
 ) -> Agreement:
     """Settle metric, index and embedding between what the store says and what was asked for.
 
@@ -49,11 +56,15 @@ def agree(
         metric: The one asked for; the store's, or cosine, if None.
         index: The one asked for; the store's, or flat, if None.
         embedding: The one given, if any.
+        device: Where the index is to be searched.
         verify: Whether an embedding other than the one that made the store is refused.
 
     Raises:
         StoreError: If the embedding is another one, or a read-only store would have to change.
-        ValueError: If FAISS cannot build the index for the store's vectors.
+        ValueError: If FAISS cannot build the index for the store's vectors (for vectors of any dimension, while there
+            are none), or there is no such device.
+        MissingExtraError: If the installed FAISS has no GPU support, and the device is one.
+        RuntimeError: If there is no GPU.
     """
     with database.reading() as snapshot:
         found, dimension = snapshot.settings(), snapshot.dimension
@@ -62,8 +73,9 @@ def agree(
         "index": index or found.get("index", "flat"),
     }
     agreement = Agreement(as_metric(wanted["metric"]), wanted["index"])
-    if dimension:
-        agreement.kind(dimension)
+    # Before anything is stored, and before texts are embedded in vain.
+    kind = agreement.kind(dimension) if dimension else kind_of_any_dimension(agreement.index, agreement.metric)
+    check_device(device, kind)
     made_by, ours = found.get("embedding"), _fingerprint(embedding)
     if verify and made_by is not None and ours is not None and made_by != ours:
         raise StoreError(

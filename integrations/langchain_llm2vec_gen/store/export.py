@@ -9,10 +9,13 @@ from langchain_llm2vec_gen.store.database import Database
 from llm2vec_gen_st.corpus.encoder import FINGERPRINT_KEY
 from llm2vec_gen_st.extras import require
 from llm2vec_gen_st.files import write_atomically
+from llm2vec_gen_st.text import without_lone_surrogates
 
 
 def export_parquet(database: Database, path: Path) -> int:
     """Write all documents to a Parquet file: ``id``, ``text``, ``metadata`` (JSON) and ``embedding``.
+
+    Lone surrogates in a text, which Parquet cannot hold, become U+FFFD.
 
     Args:
         database: The store's file.
@@ -44,7 +47,7 @@ def export_parquet(database: Database, path: Path) -> int:
                 for documents, vectors in snapshot.documents_with_vectors():
                     columns = [
                         pyarrow.array([document.id for document in documents]),
-                        pyarrow.array([document.text for document in documents]),
+                        pyarrow.array([without_lone_surrogates(document.text) for document in documents]),
                         pyarrow.array([json.dumps(document.metadata) for document in documents]),
                         pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(vectors.reshape(-1)), dimension),
                     ]

@@ -10,6 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 Scalar = str | int | float | bool | None
 
 _COMPARISONS = {"$gt": ">", "$gte": ">=", "$lt": "<", "$lte": "<="}
@@ -61,7 +63,9 @@ def compile_filter(filter: Mapping[str, Any]) -> Condition:
 
 def canonical(filter: Mapping[str, Any]) -> str:
     """One text for one filter, to remember its result by."""
-    return json.dumps(filter, sort_keys=True, default=repr)
+    return json.dumps(
+        filter, sort_keys=True, default=lambda value: repr(value) if _plain(value) is value else _plain(value)
+    )
 
 
 def _entry(key: Any, value: Any, parents: tuple[str, ...]) -> Condition:
@@ -95,6 +99,7 @@ def _logical(key: str, value: Any) -> Condition:
 
 def _operator(name: str, operand: Any, names: tuple[str, ...]) -> Condition:
     path = _path(names)
+    operand = _plain(operand)
     if name == "$exists":
         if not isinstance(operand, bool):
             raise ValueError(f"$exists takes true or false, got {operand!r}.")
@@ -109,7 +114,7 @@ def _operator(name: str, operand: Any, names: tuple[str, ...]) -> Condition:
     if name == "$in":
         if not isinstance(operand, list | tuple | set | frozenset):
             raise ValueError(f"$in and $nin take a list of values, got {operand!r}.")
-        return _match_any(path, operand, name)
+        return _match_any(path, [_plain(value) for value in operand], name)
     if name == "$eq":
         return _match(path, "=", operand, name)
     if name in _COMPARISONS:
@@ -117,6 +122,11 @@ def _operator(name: str, operand: Any, names: tuple[str, ...]) -> Condition:
             raise ValueError(f"{name} compares numbers or texts, got {operand!r}.")
         return _match(path, _COMPARISONS[name], operand, name)
     raise ValueError(f"Unknown filter operator {name!r}; known are {', '.join(sorted({*_OPERATORS, *_LOGICAL}))}.")
+
+
+def _plain(value: Any) -> Any:
+    """A scalar of NumPy as Python's own, as metadata are stored; others as they are."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _match(path: str, sign: str, value: Any, name: str) -> Condition:

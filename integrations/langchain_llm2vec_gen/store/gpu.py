@@ -8,26 +8,41 @@ from typing import Any
 import faiss
 import numpy as np
 
-from langchain_llm2vec_gen.store.kinds import search_parameters
+from langchain_llm2vec_gen.store.kinds import Kind, search_parameters
 from llm2vec_gen_st.extras import MissingExtraError
 
 
-class GpuMirror:
-    """Searches a copy on the GPU; the index itself stays on the CPU, where it is changed, filtered and saved.
+def check_device(device: str, kind: Kind) -> None:
+    """Refuse a device that cannot be used, before anything is written.
+
+    Args:
+        device: ``cpu`` or ``cuda``.
+        kind: The kind of index.
 
     Raises:
+        ValueError: If there is no such device, or the kind of index is not for it.
         MissingExtraError: If the installed FAISS has no GPU support.
         RuntimeError: If there is no GPU.
     """
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"device must be 'cpu' or 'cuda', got {device!r}.")
+    if device == "cpu":
+        return
+    if kind.is_graph:
+        raise ValueError(f"index={kind.name!r}: FAISS has no such index for GPUs; use flat, ivf or ivfpq.")
+    if not hasattr(faiss, "StandardGpuResources"):
+        raise MissingExtraError(
+            "device='cuda' needs FAISS with GPU support, and the installed one has none. Install it with: "
+            "pip uninstall faiss-cpu && pip install 'llm2vec-gen-st[faiss-gpu]'"
+        )
+    if not faiss.get_num_gpus():
+        raise RuntimeError("device='cuda': FAISS sees no GPU on this machine; use device='cpu'.")
+
+
+class GpuMirror:
+    """Searches a copy on the GPU; the index itself stays on the CPU, where it is changed, filtered and saved."""
 
     def __init__(self) -> None:
-        if not hasattr(faiss, "StandardGpuResources"):
-            raise MissingExtraError(
-                "device='cuda' needs FAISS with GPU support, and the installed one has none. Install it with: "
-                "pip uninstall faiss-cpu && pip install 'llm2vec-gen-st[faiss-gpu]'"
-            )
-        if not faiss.get_num_gpus():
-            raise RuntimeError("device='cuda': FAISS sees no GPU on this machine; use device='cpu'.")
         self._resources = faiss.StandardGpuResources()
         self._lock = threading.Lock()
         self._index: Any = None
@@ -50,5 +65,5 @@ class GpuMirror:
             if self._index is None:
                 self._rows = faiss.vector_to_array(main.id_map)
                 self._index = faiss.index_cpu_to_gpu(self._resources, 0, main.index)
-            distances, places = self._index.search(query, k, params=search_parameters(main.index, k, None))
+            distances, places = self._index.search(query, k, params=search_parameters(main, k, None))
         return np.where(places[0] >= 0, self._rows[places[0]], -1), distances[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -105,21 +105,30 @@ def as_ids(ids: Iterable[str | None] | None, count: int) -> tuple[list[str], boo
     return list(found), True
 
 
-def as_json(metadatas: Iterable[dict[str, Any] | None] | None, count: int) -> list[str]:
+def as_json(metadatas: Iterable[Mapping[str, Any] | None] | None, count: int) -> list[str]:
     """Metadata as JSON objects, empty ones if there are none.
 
     Raises:
-        ValueError: If their number is another, or one cannot be written as JSON; names its position.
+        ValueError: If their number is another, or one is not a dictionary that can be written as JSON; names its
+            position.
     """
     if metadatas is None:
         return ["{}"] * count
-    found = [_object(metadata or {}, position) for position, metadata in enumerate(metadatas)]
+    if isinstance(metadatas, Mapping):
+        raise ValueError("metadatas must be a list of dictionaries, one for each text, not one dictionary.")
+    found = [_object(metadata, position) for position, metadata in enumerate(metadatas)]
     if len(found) != count:
         raise ValueError(f"There are {count} texts but {len(found)} metadatas.")
     return found
 
 
-def _object(metadata: dict[str, Any], position: int) -> str:
+def _object(given: Mapping[str, Any] | None, position: int) -> str:
+    if given is not None and not isinstance(given, Mapping):
+        raise ValueError(
+            f"Metadata {position} is not a dictionary but {type(given).__name__}: {str(given)[:80]!r}. Nothing was "
+            "written; give a dictionary, or None for no metadata."
+        )
+    metadata = dict(given or {})
     try:
         if not all(isinstance(key, str) for key in metadata):
             raise TypeError("its keys must be texts")

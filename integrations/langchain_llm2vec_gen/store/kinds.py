@@ -16,6 +16,8 @@ _LISTS_AT_FIRST = 64
 _PQ_CENTROIDS = 256
 _HNSW_LINKS = 32
 _HNSW_BUILD, _HNSW_SEARCH = 80, 64
+_TRIED_DIMENSIONS = (64, 768, 1024, 4096)
+_MOST_PARTS = 1024
 
 
 @dataclass(frozen=True)
@@ -43,13 +45,14 @@ class Kind:
 
     def __post_init__(self) -> None:
         try:
-            self.empty(0)
+            index = self.empty(0)
         except RuntimeError as error:
+            raise _unbuildable(self.name, f"vectors of {self.dimension} dimensions", error) from error
+        if _maps_ids(index):
             raise ValueError(
-                f"index={self.name!r}: FAISS cannot build it for vectors of {self.dimension} dimensions; use flat, "
-                "hnsw, ivf, ivfpq or a string that faiss.index_factory knows "
-                f"({str(error).rpartition(':')[2].strip()})."
-            ) from error
+                f"index={self.name!r}: the store keeps the map from its documents to FAISS's vectors itself, and an "
+                "index cannot have two; leave IDMap out of the string."
+            )
 
     def factory(self, count: int) -> str:
         """FAISS's string for an index that is trained on some number of vectors."""
@@ -113,17 +116,60 @@ class Kind:
         return isinstance(index, faiss.IndexFlat | faiss.IndexIVFFlat)
 
 
-def search_parameters(index: Any, k: int, selector: Any) -> Any:
-    """How an index (without its map of ids) is searched; made anew for each search, which FAISS changes it in.
+def kind_of_any_dimension(name: str, metric: Metric) -> Kind:
+    """A kind of index, for vectors whose dimension is not known yet: for the first dimension that it can be built for.
 
     Args:
-        index: The FAISS index.
+        name: As in :class:`Kind`.
+        metric: The store's metric.
+
+    Raises:
+        ValueError: If FAISS can build it for none of the dimensions tried.
+
+    Example:
+        >>> kind_of_any_dimension("flat", "cosine").dimension, kind_of_any_dimension("PQ7", "l2").dimension
+        (64, 448)
+    """
+    # A product quantizer needs a dimension that its number of parts divides.
+    parts = {int(number) for number in re.findall(r"[0-9]+", name)}
+    tried = (*_TRIED_DIMENSIONS, *(64 * number for number in sorted(parts) if 0 < number <= _MOST_PARTS))
+    refused: list[ValueError] = []
+    for dimension in tried:
+        try:
+            return Kind(name, dimension, metric)
+        except ValueError as error:
+            refused.append(error)
+    if isinstance(reason := refused[0].__cause__, RuntimeError):
+        numbers = ", ".join(map(str, tried))
+        raise _unbuildable(name, f"vectors of any number of dimensions that was tried ({numbers})", reason) from reason
+    raise refused[0]
+
+
+def search_parameters(main: Any, k: int, selector: Any) -> Any:
+    """How an index is searched; made anew for each search, which FAISS changes it in.
+
+    Args:
+        main: The FAISS index with its map of ids.
         k: Neighbours wanted.
         selector: FAISS selector of the ids admitted, or None.
     """
+    index = faiss.downcast_index(main.index)
+    if isinstance(index, faiss.IndexPreTransform):
+        # The map translates the outer selector alone. The inner one would take the ids for places in the index.
+        translated = None if selector is None else faiss.IDSelectorTranslated(main.id_map, selector)
+        inner = _search_parameters(index.index, k, translated)
+        parameters = faiss.SearchParametersPreTransform(sel=selector, index_params=inner)
+        # FAISS holds on to pointers only.
+        parameters.kept = (translated, selector, inner)
+        return parameters
+    return _search_parameters(index, k, selector)
+
+
+def _search_parameters(index: Any, k: int, selector: Any) -> Any:
+    """As :func:`search_parameters`, for an index without a map of ids."""
     index = faiss.downcast_index(index)
     if isinstance(index, faiss.IndexPreTransform):
-        inner = search_parameters(index.index, k, selector)
+        inner = _search_parameters(index.index, k, selector)
         return faiss.SearchParametersPreTransform(sel=selector, index_params=inner)
     if isinstance(index, faiss.IndexHNSW):
         return faiss.SearchParametersHNSW(efSearch=max(_HNSW_SEARCH, 2 * k), sel=selector)
@@ -135,6 +181,23 @@ def search_parameters(index: Any, k: int, selector: Any) -> Any:
 def probes(lists: int) -> int:
     """Inverted lists looked into, of so many."""
     return min(lists, max(8, lists // 16))
+
+
+def _unbuildable(name: str, vectors: str, error: RuntimeError) -> ValueError:
+    return ValueError(
+        f"index={name!r}: FAISS cannot build it for {vectors}; use flat, hnsw, ivf, ivfpq or a string that "
+        f"faiss.index_factory knows ({str(error).rpartition(':')[2].strip()})."
+    )
+
+
+def _maps_ids(index: Any) -> bool:
+    """Whether an index, or one inside it, has a map of ids."""
+    index = faiss.downcast_index(index)
+    if isinstance(index, faiss.IndexPreTransform):
+        return _maps_ids(index.index)
+    if isinstance(index, faiss.IndexRefine):
+        return _maps_ids(index.base_index)
+    return isinstance(index, faiss.IndexIDMap)
 
 
 def _lists(count: int) -> int:

@@ -84,14 +84,17 @@ def relevance(score: float, metric: Metric) -> float:
         metric: Which of them.
 
     Returns:
-        ``(1 + cosine) / 2``, the logistic function of the inner product, or ``1 / (1 + distance)``.
+        ``(1 + cosine) / 2``; ``1/2 + p / (2 (1 + |p|))`` of an inner product p; or ``1 / (1 + distance)``.
 
     Example:
         >>> relevance(1.0, "cosine"), relevance(0.0, "ip"), relevance(-1.0, "l2")
         (1.0, 0.5, 0.5)
+        >>> relevance(100.0, "ip") < relevance(101.0, "ip") < 1
+        True
     """
     if metric == "cosine":
         return (1.0 + score) / 2.0
     if metric == "l2":
         return 1.0 / (1.0 - score)
-    return float(0.5 * (1.0 + np.tanh(score / 2.0)))
+    # Vectors of any length have large products, where a logistic function is 1 in floating point.
+    return 0.5 + score / (2.0 * (1.0 + abs(score)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from langchain_llm2vec_gen.store.metrics import Metric, exact_scores, relevance
+from langchain_llm2vec_gen.store.metrics import Metric, exact_scores, prepared, relevance
 
 
 def diverse(query: np.ndarray, vectors: np.ndarray, k: int, trade_off: float, metric: Metric) -> list[int]:
@@ -15,7 +15,8 @@ def diverse(query: np.ndarray, vectors: np.ndarray, k: int, trade_off: float, me
         vectors: (N, D), prepared for the metric.
         k: Vectors wanted.
         trade_off: 1 looks at nearness alone, 0 at diversity alone.
-        metric: The store's metric; nearness is its relevance in [0, 1].
+        metric: The store's metric; nearness and likeness are its relevance in [0, 1]. An inner product grows with the
+            length of vectors, so for ``ip`` nearness is relative to the largest product, and likeness is cosine.
 
     Returns:
         Positions of min(k, N) vectors, in the order in which they were chosen.
@@ -25,7 +26,12 @@ def diverse(query: np.ndarray, vectors: np.ndarray, k: int, trade_off: float, me
         >>> diverse(np.array([1, 0], np.float32), vectors, 2, 0.3, "cosine")
         [0, 2]
     """
-    near = np.array([relevance(float(score), metric) for score in exact_scores(query, vectors, metric)])
+    products = exact_scores(query, vectors, metric)
+    if metric == "ip":
+        # Both on the scale of a cosine, so that the trade-off means the same for vectors of any length.
+        products = products / (np.abs(products).max(initial=0.0) or 1.0)
+        vectors, metric = prepared(vectors, "cosine"), "cosine"
+    near = np.array([relevance(float(score), metric) for score in products])
     closest_chosen = np.zeros(len(vectors))
     chosen: list[int] = []
     left = np.ones(len(vectors), dtype=bool)

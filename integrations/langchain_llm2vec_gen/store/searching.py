@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections import OrderedDict
 from functools import partial
@@ -48,8 +49,9 @@ class Searcher:
 
         Raises:
             ValueError: If k is negative, the filter means nothing, or the query is not of the store's dimension.
+            TypeError: If k is not a whole number.
         """
-        condition = _checked(k, filter)
+        k, condition = _checked(k, filter)
         with self._follower.view() as (snapshot, index):
             rows, scores = self._rows(snapshot, index, query, k, filter, condition)
             found = snapshot.documents(rows.tolist())
@@ -73,8 +75,7 @@ class Searcher:
         Raises:
             ValueError: As :meth:`nearest`.
         """
-        fetch_k = max(k, fetch_k)
-        condition = _checked(fetch_k, filter)
+        fetch_k, condition = _checked(max(k, fetch_k), filter)
         with self._follower.view() as (snapshot, index):
             rows, _ = self._rows(snapshot, index, query, fetch_k, filter, condition)
             if not len(rows):
@@ -124,8 +125,13 @@ class Searcher:
         return rows
 
 
-def _checked(k: int, filter: Filter | None) -> Condition | None:
-    """The filter's condition; what is wrong with a search is told even where there is nothing to search."""
+def _checked(k: int, filter: Filter | None) -> tuple[int, Condition | None]:
+    """The k asked for and the condition; what is wrong with a search is told even where there is nothing to search."""
+    try:
+        # FAISS knows no other whole numbers than Python's.
+        k = operator.index(k)
+    except TypeError:
+        raise TypeError(f"k must be a whole number, got {k!r}.") from None
     if k < 0:
         raise ValueError(f"k must not be negative, got {k}.")
-    return None if filter is None else compile_filter(filter)
+    return k, None if filter is None else compile_filter(filter)

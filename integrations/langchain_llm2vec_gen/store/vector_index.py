@@ -11,7 +11,7 @@ from typing import Any, Literal
 import faiss
 import numpy as np
 
-from langchain_llm2vec_gen.store.gpu import GpuMirror
+from langchain_llm2vec_gen.store.gpu import GpuMirror, check_device
 from langchain_llm2vec_gen.store.kinds import Kind, search_parameters
 from langchain_llm2vec_gen.store.metrics import exact_scores, prepared, scores_of_distances
 
@@ -54,10 +54,7 @@ class VectorIndex:
     """
 
     def __init__(self, kind: Kind, *, device: str = "cpu", grows: bool = True) -> None:
-        if device not in ("cpu", "cuda"):
-            raise ValueError(f"device must be 'cpu' or 'cuda', got {device!r}.")
-        if device == "cuda" and kind.is_graph:
-            raise ValueError(f"index={kind.name!r}: FAISS has no such index for GPUs; use flat, ivf or ivfpq.")
+        check_device(device, kind)
         self.kind = kind
         self.grows = grows
         self._needed = kind.needed
@@ -246,11 +243,11 @@ class VectorIndex:
             elif storage is not None and selector is None:
                 found.append(_largest(storage @ query[0], _ids(self._main), k))
             else:
-                parameters = search_parameters(self._main.index, k, selector)
+                parameters = search_parameters(self._main, k, selector)
                 distances, rows = self._main.search(query, k, params=parameters)
                 found.append((rows[0], distances[0]))
         if self.tail_size:
-            parameters = search_parameters(self._tail.index, k, selector)
+            parameters = search_parameters(self._tail, k, selector)
             distances, rows = self._tail.search(query, k, params=parameters)
             found.append((rows[0], distances[0]))
         rows, distances = (np.concatenate([pair[part] for pair in found]) for part in (0, 1))
@@ -310,7 +307,7 @@ class VectorIndex:
             nothing = _Bitmap(np.zeros(0, np.int64))
             query = np.zeros((1, self.kind.dimension), np.float32)
             try:
-                self._main.search(query, 1, params=search_parameters(self._main.index, 1, nothing.selector))
+                self._main.search(query, 1, params=search_parameters(self._main, 1, nothing.selector))
                 self._passes_over = True
             except RuntimeError:
                 self._passes_over = False

@@ -86,7 +86,7 @@ class FaissStore(VectorStore):
         self._embedding = embedding
         self._database = Database(self.path, read_only=read_only)
         try:
-            self._agreement = agree(self._database, metric, index, embedding, verify=verify_embedding)
+            self._agreement = agree(self._database, metric, index, embedding, device=device, verify=verify_embedding)
             self._follower = IndexFollower(self._database, self._agreement, device=device)
             self._follower.follow()
         except BaseException:
@@ -228,13 +228,14 @@ class FaissStore(VectorStore):
         return add_parquet(self._database, self._writer, Path(path), partial=partial, verify_embedding=verify_embedding)
 
     def _embed(self, texts: list[str], batch_size: int, show_progress_bar: bool) -> np.ndarray:
-        embedding = self._needs_embedding()
-        # Ours also gives arrays, which need not become lists of numbers on the way.
-        embed = getattr(embedding, "embed_documents_array", embedding.embed_documents)
+        embed = _batch_function(self._needs_embedding())
         found: list[np.ndarray] = []
         batches = range(0, len(texts), batch_size)
         for start in tqdm(batches, desc="embedding", unit="batch", disable=not show_progress_bar):
             found.append(as_vectors(embed(texts[start : start + batch_size])))
+            if not start and len(found[0]):
+                # What does not fit is found before all the others are embedded.
+                self._writer.check_dimension(found[0].shape[1])
         return np.concatenate(found) if found else np.zeros((0, 0), np.float32)
 
     def _needs_embedding(self) -> Embeddings:
@@ -447,6 +448,8 @@ class FaissStore(VectorStore):
         path: str | Path | None = None,
         metric: Metric | None = None,
         index: str | None = None,
+        device: str = "cpu",
+        verify_embedding: bool = True,
         **kwargs: Any,
     ) -> Self:
         """Make a store of texts.
@@ -459,12 +462,16 @@ class FaissStore(VectorStore):
             path: The file; if None, a temporary one that is deleted with the store.
             metric: As in the constructor.
             index: As in the constructor.
+            device: As in the constructor.
+            verify_embedding: As in the constructor.
             **kwargs: Passed on to :meth:`add_texts`.
 
         Returns:
             The store.
         """
-        store = cls._temporary_or(path, embedding, metric, index)
+        store = cls._temporary_or(
+            path, embedding, metric=metric, index=index, device=device, verify_embedding=verify_embedding
+        )
         store.add_texts(texts, metadatas, ids=ids, **kwargs)
         return store
 
@@ -498,21 +505,38 @@ class FaissStore(VectorStore):
         from langchain_llm2vec_gen.community import read_community_folder
 
         found = read_community_folder(folder, index_name)
-        store = cls._temporary_or(path, embedding, metric or found.metric, index)
+        store = cls._temporary_or(path, embedding, metric=metric or found.metric, index=index)
         store.add_embeddings(found.texts, found.vectors, found.metadatas, ids=found.ids)
         return store
 
     @classmethod
-    def _temporary_or(
-        cls, path: str | Path | None, embedding: Embeddings | None, metric: Metric | None, index: str | None
-    ) -> Self:
+    def _temporary_or(cls, path: str | Path | None, embedding: Embeddings | None, **options: Any) -> Self:
         if path is not None:
-            return cls(path, embedding, metric=metric, index=index)
+            return cls(path, embedding, **options)
         folder = Path(tempfile.mkdtemp(prefix="faiss-store-"))
-        store = cls(folder / "temporary.store", embedding, metric=metric, index=index)
+        try:
+            store = cls(folder / "temporary.store", embedding, **options)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
         store._writer.saves_unasked = False
         weakref.finalize(store, shutil.rmtree, folder, ignore_errors=True)
         return store
+
+
+def _batch_function(embedding: Embeddings) -> Callable[[list[str]], Any]:
+    """What embeds a batch of texts: as an array where it can, so that vectors need not become lists on the way.
+
+    A subclass may override ``embed_documents`` alone; then the inherited array method does not stand for it.
+    """
+    # Where Python looks for a method, the nearest first.
+    places = [getattr(embedding, "__dict__", {}), *(vars(kind) for kind in type(embedding).__mro__)]
+    for names in places:
+        for name in ("embed_documents_array", "embed_documents"):
+            if name in names:
+                found: Callable[[list[str]], Any] = getattr(embedding, name)
+                return found
+    return embedding.embed_documents
 
 
 def _as_document(stored: StoredDocument) -> Document:

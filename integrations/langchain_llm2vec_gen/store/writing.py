@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Sequence
 
@@ -12,7 +13,9 @@ from langchain_llm2vec_gen.store.database import Database
 from langchain_llm2vec_gen.store.errors import StoreError
 from langchain_llm2vec_gen.store.index_follower import Change, IndexFollower
 from langchain_llm2vec_gen.store.inputs import as_json
-from langchain_llm2vec_gen.store.transactions import Transaction
+from langchain_llm2vec_gen.store.transactions import Snapshot, Transaction
+
+logger = logging.getLogger(__name__)
 
 _UNSAVED_AT_MOST = 20_000
 
@@ -33,6 +36,8 @@ class Writer:
         self._one_at_a_time = threading.RLock()
         # Whether the index is saved when much of it is not in its file, and on closing.
         self.saves_unasked = True
+        # How many vectors were unsaved when that failed last.
+        self._failed_at = 0
 
     def add(
         self, ids: list[str], given: bool, texts: list[str], metadatas: list[str], vectors: np.ndarray
@@ -65,19 +70,50 @@ class Writer:
                 rows = transaction.add(ids, texts, metadatas, vectors)
             self._follower.follow(Change(generation, rows, vectors, replaced))
             self._follower.unsaved += len(rows)
-            if self.saves_unasked and self._follower.unsaved > max(_UNSAVED_AT_MOST, self._count() // 2):
-                self._follower.save()
+            if self._follower.unsaved - self._failed_at > max(_UNSAVED_AT_MOST, self._count() // 2):
+                self._save_unasked()
         return ids
+
+    def _save_unasked(self) -> None:
+        """Save the index; that it cannot be saved is no failure of what was asked for, which is written already."""
+        if not self.saves_unasked:
+            return
+        try:
+            self.save()
+        except (OSError, RuntimeError, MemoryError, StoreError) as error:
+            # Raised, it would have the caller write the same documents once more.
+            self._failed_at = self._follower.unsaved
+            logger.warning(
+                "%s: the index could not be written to its file (%s: %s). All documents are safe in the store, and the "
+                "index is written later; until then the store takes longer to open. Make room for the file beside the "
+                "store, or let it be written to.",
+                self._database.path,
+                type(error).__name__,
+                error,
+            )
 
     def _count(self) -> int:
         with self._database.reading() as snapshot:
             return snapshot.count()
 
     def _agree_on_dimension(self, transaction: Transaction, dimension: int) -> None:
-        found = transaction.dimension
+        self._check_dimension(transaction, dimension)
+        if not transaction.dimension:
+            transaction.set("dimension", str(dimension))
+
+    def check_dimension(self, dimension: int) -> None:
+        """Refuse vectors that could not be added.
+
+        Raises:
+            ValueError: If the store's have another dimension, or its kind of index cannot be built for this one.
+        """
+        with self._database.reading() as snapshot:
+            self._check_dimension(snapshot, dimension)
+
+    def _check_dimension(self, snapshot: Snapshot, dimension: int) -> None:
+        found = snapshot.dimension
         if not found:
             self._agreement.kind(dimension)
-            transaction.set("dimension", str(dimension))
         elif found != dimension:
             raise ValueError(
                 f"{self._database.path}: the store's vectors have {found} dimensions, the ones given {dimension}. "
@@ -123,6 +159,8 @@ class Writer:
                     raise StoreError(
                         f"{self._database.path} was made by the embedding {makers[0]}, {other.path} by {makers[1]}."
                     )
+                if makers[0] is None:
+                    transaction.set("embedding", makers[1])
                 transaction.next_generation()
                 for documents, vectors in theirs.documents_with_vectors():
                     ids = [document.id for document in documents]
@@ -145,8 +183,7 @@ class Writer:
                 transaction.forget_deleted()
             self._database.shrink()
             self._follower.rebuild()
-            if self.saves_unasked:
-                self._follower.save()
+            self._save_unasked()
 
     def save(self) -> None:
         """Write the index to its file.
@@ -156,8 +193,9 @@ class Writer:
         """
         with self._one_at_a_time:
             self._follower.save()
+            self._failed_at = 0
 
     def finish(self) -> None:
         """Save what is still to be saved before the store is closed."""
-        if self.saves_unasked and self._follower.unsaved and not self._database.read_only:
-            self.save()
+        if self._follower.unsaved and not self._database.read_only:
+            self._save_unasked()
