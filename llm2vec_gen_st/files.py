@@ -151,6 +151,18 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
     raise ValueError(f"{path}: unknown kind of file; use .jsonl, .jsonl.gz, .parquet or .txt.")
 
 
+def with_all_columns(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows that all have the columns of any of them, null where a row lacks one: tables take the first row's alone.
+
+    Example:
+        >>> with_all_columns([{"a": 1}, {"b": 2}])
+        [{'a': 1, 'b': None}, {'a': None, 'b': 2}]
+    """
+    rows = list(rows)
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    return [{name: row.get(name) for name in names} for row in rows]
+
+
 def count_rows(path: Path) -> int:
     """Number of rows of a ``.parquet`` file by its footer, or of another file that :func:`read_rows` reads.
 
@@ -202,7 +214,7 @@ def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     rows = list(rows)
     if path.suffix == ".parquet":
         pyarrow = require("pyarrow", extra="train", why="a .parquet file")
-        write_table(path, pyarrow.Table.from_pylist(rows))
+        write_table(path, pyarrow.Table.from_pylist(with_all_columns(rows)))
     elif path.suffix == ".jsonl":
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8") and None)

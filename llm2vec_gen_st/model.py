@@ -126,10 +126,10 @@ class LLM2VecGen(SentenceTransformer):
             super().__init__(
                 modules=modules,
                 device=device,
-                prompts={**(saved.get("prompts") or DEFAULT_PROMPTS), **(prompts or {})},
+                prompts={**saved.get("prompts", DEFAULT_PROMPTS), **(prompts or {})},
                 default_prompt_name=default_prompt_name or saved.get("default_prompt_name"),
                 similarity_fn_name=similarity_fn_name or saved.get("similarity_fn_name"),
-                truncate_dim=truncate_dim,
+                truncate_dim=saved.get("truncate_dim") if truncate_dim is None else truncate_dim,
                 **kwargs,
             )
         self.model_card_data.local_files_only = True

@@ -6,7 +6,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 from tokenizers import Encoding, Tokenizer
@@ -53,6 +53,11 @@ class TextTokenizer:
         self._core = Tokenizer.from_str(core.to_str())
         self._core.no_padding()
         self._core.no_truncation()
+        self._core.encode_special_tokens = True
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        # The one setting that the core's own copies and pickles leave out.
         self._core.encode_special_tokens = True
 
     def ids(self, text: str, limit: int | None = None, *, add_special_tokens: bool = True) -> TokenizedText:

@@ -350,6 +350,23 @@ def test_another_base_model_is_refused(edited: Edit) -> None:
     assert import_official(folder, verify_base=False).encode(["a"]).shape == (1, 48)
 
 
+def test_heads_that_undo_each_other_survive_an_export_beside_a_bfloat16_llm(tmp_path: Path) -> None:
+    model = tiny_model()
+    head = model.response_head
+    large = torch.randn(64, 64, generator=torch.Generator().manual_seed(0)) * torch.logspace(-2, 2, 64)
+    with torch.no_grad():
+        weight, bias = head.folded()
+        head.mlp_recon.weight.copy_(large)
+        head.mlp_align.weight.copy_(torch.linalg.solve(large.T.double(), weight.T.double()).T)
+        head.mlp_align.bias.copy_(bias - head.mlp_align.weight @ head.mlp_recon.bias)
+    model.llm.bfloat16()
+    expected = model.encode(["bees", "rivers"])
+    export_official(model, tmp_path)
+    found = LLM2VecGen(str(tmp_path), backbone=model.backbone, device="cpu").encode(["bees", "rivers"])
+    cosines = (found * expected).sum(axis=1) / np.linalg.norm(found, axis=1) / np.linalg.norm(expected, axis=1)
+    assert (cosines > 0.999).all(), cosines
+
+
 def test_base_rows_may_have_been_rounded(edited: Edit) -> None:
     def edit(tensors: dict[str, torch.Tensor]) -> None:
         tensors[RESIZED] = tensors[RESIZED].bfloat16()

@@ -564,3 +564,23 @@ def test_a_failed_load_leaves_the_lora_layers_of_the_student_before_it(saved_lor
     with pytest.raises(ValueError, match="already carries the LoRA layers of another student"):
         LLM2VecGen(str(saved_lora), backbone=first.backbone, device="cpu")
     np.testing.assert_array_equal(first.encode(TEXTS), vectors)
+
+
+def test_truncated_width_and_prompts_taken_away_come_back(tmp_path: Path) -> None:
+    saved_base(tmp_path / "base")
+    model = LLM2VecGen.from_base(str(tmp_path / "base"), embedding_dim=48, device="cpu")
+    model.truncate_dim = 16
+    model.prompts = {}
+    model.save_pretrained(str(tmp_path / "saved"))
+    ours = LLM2VecGen(str(tmp_path / "saved"), device="cpu")
+    host = SentenceTransformer(str(tmp_path / "saved"), trust_remote_code=True, device="cpu")
+    assert ours.encode_query("a").shape == host.encode_query("a").shape == (16,)
+    np.testing.assert_allclose(ours.encode_query("a"), host.encode_query("a"), atol=1e-6)
+    assert LLM2VecGen(str(tmp_path / "saved"), truncate_dim=8, device="cpu").encode("a").shape == (8,)
+
+
+def test_a_length_that_leaves_no_room_is_refused() -> None:
+    model = tiny_model()
+    model.max_seq_length = 8
+    with pytest.raises(ValueError, match="max_seq_length 8 leaves no room for text beside 8 suffix tokens"):
+        model.encode("bees")

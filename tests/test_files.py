@@ -137,3 +137,10 @@ def test_rows_are_counted_without_reading_them(tmp_path: Path) -> None:
     (tmp_path / "rows.parquet").write_bytes(b"PAR1 torn")
     with pytest.raises(ValueError, match=r"rows\.parquet: not a readable parquet file"):
         count_rows(tmp_path / "rows.parquet")
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
+def test_columns_that_only_later_rows_have_are_written(tmp_path: Path, ending: str) -> None:
+    write_rows(tmp_path / f"rows{ending}", [{"text": "a"}, {"text": "b", "title": "T"}])
+    found = read_rows(tmp_path / f"rows{ending}")
+    assert [row.get("title") for row in found] == [None, "T"]

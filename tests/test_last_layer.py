@@ -110,6 +110,15 @@ def test_lora_goes_around_a_layer_that_heeds() -> None:
     np.testing.assert_allclose(plain.encode(TEXTS), expected, atol=1e-6)
 
 
+def test_control_tokens_in_a_text_stay_text_in_copies() -> None:
+    model = tiny_model()
+    text = "a<|im_end|>b <|endoftext|>"
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert other.preview(text).token_ids == model.preview(text).token_ids
+        np.testing.assert_array_equal(other.encode(text), model.encode(text))
+    np.testing.assert_allclose(model.encode([text, "x"], device=["cpu"]), model.encode([text, "x"]), atol=1e-5)
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
 def test_copies_encode_alike(model: LLM2VecGen, copied) -> None:
     np.testing.assert_array_equal(copied(model).encode(TEXTS), model.encode(TEXTS))

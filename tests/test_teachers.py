@@ -120,10 +120,13 @@ def test_whatever_changes_an_embedding_changes_the_teachers_key(tmp_path: Path) 
     normalized.append(Normalize())
     one_weight = _encoder()
     one_weight[1].mlp_align.bias.data += 1
+    # What encode_document falls back to where there is no prompt for documents.
+    web, other_web = (_encoder(prompts={"document": "", "query": "", "web": text}) for text in ("Sum: ", "Short: "))
+    web.default_prompt_name = other_web.default_prompt_name = "web"
     models = [
         _encoder(), _encoder(seed=1), _encoder(dtype=torch.float16), _encoder(seed=1, dtype=torch.float16),
         _encoder(dtype=torch.bfloat16), _encoder(prompts={"document": "passage: "}), _encoder(truncate_dim=8),
-        short, normalized, one_weight,
+        short, normalized, one_weight, web, other_web,
     ]  # fmt: skip
     keys = [SentenceTransformerTeacher(model, "tiny").key for model in models]
     assert len(set(keys)) == len(models)

@@ -20,6 +20,7 @@ from llm2vec_gen_st.interpret import decode_ids
 from llm2vec_gen_st.losses import LLM2VecGenLoss
 from llm2vec_gen_st.testing import saved_base, tiny_backbone, tiny_model
 from llm2vec_gen_st.training import RECIPES, Recipe, StudentCollator, ridge_heads, suffix_from_text, train
+from llm2vec_gen_st.training import run as run_module
 from llm2vec_gen_st.training.data import (
     load_rows,
     prepare_labels,
@@ -27,6 +28,7 @@ from llm2vec_gen_st.training.data import (
     student_rows,
     with_prompts,
 )
+from llm2vec_gen_st.training.warm_start import ridge_map
 
 TINY = Recipe(
     thought_tokens=4,
@@ -192,6 +194,93 @@ def test_wrong_columns_are_named_before_the_base_is_loaded(tmp_path: Path, chang
     """C3: the base model named here does not exist, and it is never looked for."""
     with pytest.raises(ValueError, match=named):
         train(change(rows()), tmp_path, base="no/such-model", teacher=None, recipe=TINY)
+
+
+@pytest.mark.parametrize(
+    ("later", "named"),
+    [
+        ({"query": "c", "response": "d", "unknown": 1}, "unknown: \\['unknown'\\]"),
+        ({"query": "c"}, "Row 1: the column 'response' should be text, but found null"),
+        ({"query": 3, "response": "d"}, "Row 1: the column 'query' should be text, but found int"),
+    ],
+)
+def test_every_row_of_a_file_is_checked(tmp_path: Path, later: dict[str, Any], named: str) -> None:
+    """C3: also what only a later row has."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in [{"query": "a", "response": "b"}, later]))
+    with pytest.raises((ValueError, TypeError), match=named):
+        load_rows(path, TINY)
+
+
+def test_flags_count_in_whatever_row_they_first_appear(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    later = [{"query": "c", "response": "d", "flag": "non_finite"}, {"query": "e", "response": ""}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in [{"query": "a", "response": "b"}, *later]))
+    assert load_rows(path, TINY)["query"] == ["a"]
+
+
+def test_a_label_that_is_not_finite_is_named(tmp_path: Path) -> None:
+    data = rows().to_dict()
+    data["label"][3][2] = float("nan")
+    with pytest.raises(ValueError, match="'label' holds values that are not finite in 1 training rows"):
+        train(Dataset.from_dict(data), tmp_path, base=tiny_backbone(), teacher=None, recipe=TINY, max_steps=2)
+
+
+def test_other_labels_in_the_same_folder_are_refused(tmp_path: Path) -> None:
+    train(rows(), tmp_path, base=tiny_backbone(), teacher=None, recipe=TINY, max_steps=1, progress=False)
+    data = rows().to_dict()
+    data["label"][0][0] += 1
+    with pytest.raises(ValueError, match="data_sha256"):
+        train(Dataset.from_dict(data), tmp_path, base=tiny_backbone(), teacher=None, recipe=TINY, max_steps=1)
+
+
+def test_a_student_that_came_to_nothing_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_stages = run_module._run_stages
+
+    def spoiled(model: LLM2VecGen, *args: Any, **kwargs: Any) -> Any:
+        history = run_stages(model, *args, **kwargs)
+        model.suffix_transformer.suffix.data[0, 0] = float("nan")
+        return history
+
+    monkeypatch.setattr(run_module, "_run_stages", spoiled)
+    with pytest.raises(FloatingPointError, match="not finite in the suffix, so the student was not saved"):
+        train(rows(), tmp_path, base=tiny_backbone(), teacher=None, recipe=TINY, max_steps=1, progress=False)
+    assert not (tmp_path / "modules.json").exists()
+
+
+def test_a_run_stopped_behind_its_last_step_can_be_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C2: also if no step of it was ever logged."""
+    settings: dict[str, Any] = {"base": tiny_backbone(), "teacher": None, "recipe": TINY, "progress": False}
+    settings |= {"max_steps": 3, "logging_steps": 10, "held_out": 4, "save_steps": 3}
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "_finish", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            train(rows(32), tmp_path, **settings)
+    train(rows(32), tmp_path, **settings)
+    last = json.loads((tmp_path / "training" / "log.jsonl").read_text().splitlines()[-1])
+    assert last["step"] == 3
+    assert (tmp_path / "modules.json").is_file()
+
+
+def test_a_ridge_start_without_alignment_is_refused_before_the_folder_is_taken(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"base": tiny_backbone(), "teacher": None, "recipe": TINY, "align_weight": 0.0}
+    with pytest.raises(ValueError, match="init='random'"):
+        train(rows(), tmp_path, init="ridge", max_steps=1, **settings)
+    train(rows(), tmp_path, init="random", max_steps=1, progress=False, **settings)
+
+
+def test_another_suffix_than_the_started_students_is_refused(tmp_path: Path) -> None:
+    tiny_model().save_pretrained(str(tmp_path / "start"))
+    with pytest.raises(ValueError, match="4 thought and 4 compression tokens, the recipe 8 and 2"):
+        train(
+            rows(), tmp_path / "run", base=tiny_backbone(), teacher=None, recipe=TINY, start=tmp_path / "start",
+            max_steps=1, thought_tokens=8, compression_tokens=2,
+        )  # fmt: skip
+
+
+def test_a_ridge_regression_needs_three_rows() -> None:
+    with pytest.raises(ValueError, match="three rows or more, got 2"):
+        ridge_map(torch.randn(2, 4), np.zeros((2, 3)))
 
 
 def test_columns_are_taken_by_name(tmp_path: Path) -> None:

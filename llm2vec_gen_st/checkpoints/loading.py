@@ -31,7 +31,7 @@ _OUR_CLASSES: dict[str, type[SuffixTransformer] | type[ResponseHead]] = {
     "SuffixTransformer": SuffixTransformer,
     "ResponseHead": ResponseHead,
 }
-_SAVED_SETTINGS = ("prompts", "default_prompt_name", "similarity_fn_name")
+_SAVED_SETTINGS = ("prompts", "default_prompt_name", "similarity_fn_name", "truncate_dim")
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Checkpoint:
 
     Args:
         modules: The pipeline's modules, in order.
-        config: Saved ``prompts``, ``default_prompt_name`` and ``similarity_fn_name``, where present.
+        config: Saved ``prompts``, ``default_prompt_name``, ``similarity_fn_name`` and ``truncate_dim``, where present.
     """
 
     modules: list[nn.Module]

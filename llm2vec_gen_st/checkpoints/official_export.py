@@ -96,7 +96,7 @@ def export_official(model: LLM2VecGen, directory: str | Path) -> Path:
         # A stage that does not exist must not be found in a folder that is written again.
         (directory / file).unlink(missing_ok=True)
         if layer is not None:
-            _save_head(directory / file, layer, llm.dtype)
+            _save_head(directory / file, layer)
 
     mode = f"last_{transformer.compression_tokens}_tokens"
     write_json(directory / PIPELINE_CONFIG_FILE, {"encoding_mode": mode, "save_decoder": False})
@@ -177,7 +177,9 @@ def _encoder_config(model: LLM2VecGen, vocabulary: int, ids: list[int]) -> dict[
     }
 
 
-def _save_head(path: Path, layer: nn.Linear, dtype: torch.dtype) -> None:
+def _save_head(path: Path, layer: nn.Linear) -> None:
+    # Whatever the LLM's: heads may undo each other's large values, and rounded they would not any more.
+    dtype = torch.float32
     state = {
         "projection.weight": layer.weight.detach().to("cpu", dtype).clone(),
         "projection.bias": layer.bias.detach().to("cpu", dtype).clone(),

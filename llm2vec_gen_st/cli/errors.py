@@ -45,4 +45,10 @@ def known_errors() -> tuple[type[Exception], ...]:
     """
     # Looked up, not imported: it can only have been raised if its module is there.
     backbone = sys.modules.get("llm2vec_gen_st.backbone")
-    return (ValueError, OSError, MissingExtraError, *([] if backbone is None else [backbone.BaseModelError]))
+    return (
+        ValueError,
+        OSError,
+        FloatingPointError,
+        MissingExtraError,
+        *([] if backbone is None else [backbone.BaseModelError]),
+    )

@@ -102,7 +102,8 @@ def reconstruction_loss(
     # Around the groups' backward passes too: layers that compute their activations again do so there.
     with quick_backward(embedding_weight(llm)):
         total: torch.Tensor = _GroupedLoss.apply(soft_prompt, loss_of, groups, learning)
-    return total / (sum(lengths) if tokens is None else tokens)
+    # Nothing to predict is no loss.
+    return total / ((sum(lengths) if tokens is None else tokens) or 1)
 
 
 @contextmanager

@@ -96,7 +96,16 @@ class SuffixTransformer(FrozenLLM):
 
     @property
     def text_limit(self) -> int:
-        """Tokens of text that fit beside the suffix."""
+        """Tokens of text that fit beside the suffix.
+
+        Raises:
+            ValueError: If there is no room for any.
+        """
+        if self.max_seq_length <= self.suffix_length:
+            raise ValueError(
+                f"max_seq_length {self.max_seq_length} leaves no room for text beside {self.suffix_length} suffix "
+                "tokens; set it higher."
+            )
         return self.max_seq_length - self.suffix_length
 
     def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, **kwargs: Any) -> dict[str, Any]:

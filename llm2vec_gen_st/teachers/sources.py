@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -42,8 +43,8 @@ class SentenceTransformerTeacher:
 
     def __init__(self, model: SentenceTransformer, name: str) -> None:
         self.model = model
-        prompt = next((model.prompts[key] for key in ("document", "passage", "corpus") if model.prompts.get(key)), "")
-        self.key = f"{name}|{_weights_key(model)}|{model!r}|{model.max_seq_length}|{model.truncate_dim}|{prompt}"
+        prompts = json.dumps([model.prompts, model.default_prompt_name], sort_keys=True)
+        self.key = f"{name}|{_weights_key(model)}|{model!r}|{model.max_seq_length}|{model.truncate_dim}|{prompts}"
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         """Embed B texts as (B, D) float32."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llm2vec_gen_st.extras import require
-from llm2vec_gen_st.files import read_rows
+from llm2vec_gen_st.files import read_rows, with_all_columns
 from llm2vec_gen_st.responses.store import MANIFEST, read_responses
 from llm2vec_gen_st.training.recipes import Recipe
 
@@ -32,7 +32,8 @@ def load_rows(data: str | Path | Dataset, recipe: Recipe, *, partial: bool = Fal
     Args:
         data: A folder of :func:`~llm2vec_gen_st.responses.write_responses`, a ``.jsonl`` or ``.parquet`` file, or a
             ``datasets.Dataset``; columns ``query`` and ``response``, optionally ``label`` (the teacher's vector),
-            ``id`` and ``flag``; for the margin loss ``negative_query`` (null or empty where a row has none), and
+            ``id`` and ``flag`` (``ok``, or ``empty`` for an empty response, where there is none); for the
+            margin loss ``negative_query`` (null or empty where a row has none), and
             optionally ``negative_response``, or ``negative_label`` beside ``label``.
         recipe: Decides which flags are used, and whether hard negatives are.
         partial: Whether a folder whose responses are not all written yet is accepted.
@@ -41,8 +42,8 @@ def load_rows(data: str | Path | Dataset, recipe: Recipe, *, partial: bool = Fal
         The rows, those with unwanted flags left out.
 
     Raises:
-        ValueError: If a column is missing or unknown, or no row is left; names it. If a negative query has no
-            response where others have one; names the row.
+        ValueError: If a column is missing or unknown, or no row is left; names it. If a query or response is not text,
+            or a negative query has no response where others have one; names the row.
     """
     datasets = require("datasets", extra="train", why="training")
     if isinstance(data, str | Path):
@@ -54,7 +55,10 @@ def load_rows(data: str | Path | Dataset, recipe: Recipe, *, partial: bool = Fal
                 )
             rows = read_responses(path, include=recipe.include, partial=partial)
         else:
-            rows = datasets.Dataset.from_list(read_rows(path))
+            listed = with_all_columns(read_rows(path))
+            for column in REQUIRED:
+                _check_texts(column, [row[column] for row in listed if column in row])
+            rows = datasets.Dataset.from_list(listed)
     else:
         rows = data
     missing = [column for column in REQUIRED if column not in rows.column_names]
@@ -64,15 +68,29 @@ def load_rows(data: str | Path | Dataset, recipe: Recipe, *, partial: bool = Fal
             f"Training data needs the columns {list(REQUIRED)} and may have {list(KNOWN[2:])}; "
             f"missing: {missing or 'none'}, unknown: {unknown or 'none'}."
         )
-    if "flag" in rows.column_names:
-        wanted = set(recipe.include)
-        rows = rows.select([row for row, flag in enumerate(rows["flag"]) if flag in wanted])
-    else:
-        rows = rows.add_column("flag", ["ok"] * len(rows))
+    flags = _flags(rows)
+    kept = rows.remove_columns("flag") if "flag" in rows.column_names else rows
+    wanted = set(recipe.include)
+    rows = kept.add_column("flag", flags).select([row for row, flag in enumerate(flags) if flag in wanted])
     rows = _checked_negatives(rows, recipe)
     if not len(rows):
         raise ValueError(f"No training rows are left after keeping the flags {list(recipe.include)}.")
     return rows
+
+
+def _flags(rows: Dataset) -> list[str]:
+    """How each response ended: as its row says, or else whether there is one."""
+    for column in REQUIRED:
+        _check_texts(column, list(rows[column]))
+    said = list(rows["flag"]) if "flag" in rows.column_names else [None] * len(rows)
+    return [flag or ("ok" if response else "empty") for flag, response in zip(said, rows["response"], strict=True)]
+
+
+def _check_texts(column: str, values: Sequence[Any]) -> None:
+    for number, value in enumerate(values):
+        if not isinstance(value, str):
+            found = "null" if value is None else type(value).__name__
+            raise ValueError(f"Row {number}: the column {column!r} should be text, but found {found}.")
 
 
 def _checked_negatives(rows: Dataset, recipe: Recipe) -> Dataset:

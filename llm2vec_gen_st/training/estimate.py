@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -128,8 +128,13 @@ def estimate(
     suffix = recipe.thought_tokens + recipe.compression_tokens
     trainable = suffix * shape.hidden + heads + shape.lora_parameters
     lengths, lengths_source = _lengths(recipe, rows)
-    parts = stages(recipe, len(rows) if rows is not None else max(1, recipe.max_steps) * recipe.batch_size)
     known = rows is not None or recipe.max_steps > 0
+    if rows is not None:
+        parts = stages(recipe, len(rows))
+    else:
+        # As many rows as all steps take, for what is not known is taken to be enough.
+        enough = max(1, recipe.max_steps) * recipe.batch_size * recipe.gradient_accumulation
+        parts = stages(replace(recipe, epochs=min(recipe.epochs, 1.0) and 1.0), enough)
     return Estimate(
         recipe=recipe,
         embedding_dim=dimension,

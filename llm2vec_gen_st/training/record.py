@@ -8,9 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from llm2vec_gen_st import manifests
 from llm2vec_gen_st.modules.config import read_json_object
-from llm2vec_gen_st.training.data import NEGATIVES
+from llm2vec_gen_st.training.data import LABEL, NEGATIVES
 from llm2vec_gen_st.training.processes import rank_and_size
 from llm2vec_gen_st.training.recipes import Recipe
 
@@ -43,6 +45,8 @@ def describe(recipe: Recipe, teacher: str | None, rows: Dataset, start: str | Pa
     """The record of a run, see :func:`read_record`; arguments as in :func:`claim`."""
     columns = ["query", "response", *(column for column in NEGATIVES if column in rows.column_names)]
     texts = json.dumps([list(rows[column]) for column in columns]).encode("utf-8", "backslashreplace")
+    if LABEL in rows.column_names:
+        texts += np.asarray(rows[LABEL], dtype=np.float32).tobytes()
     fields = asdict(recipe)
     base = fields.pop("base")
     del fields["teacher"]

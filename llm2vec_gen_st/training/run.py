@@ -22,7 +22,7 @@ from llm2vec_gen_st.files import write_json
 from llm2vec_gen_st.host_checkpoints import last_checkpoint
 from llm2vec_gen_st.losses import LLM2VecGenLoss
 from llm2vec_gen_st.model import LLM2VecGen
-from llm2vec_gen_st.modules.lora import lora_removed_on_failure
+from llm2vec_gen_st.modules.lora import lora_parameters, lora_removed_on_failure
 from llm2vec_gen_st.modules.truncation import warn_once_if_cut
 from llm2vec_gen_st.training.collator import StudentCollator
 from llm2vec_gen_st.training.data import LABEL, NEGATIVES, load_rows, split_held_out, student_rows
@@ -123,6 +123,8 @@ def train(
     taught_by = chosen.teacher if teacher is None or isinstance(teacher, str) else teacher
     if evaluators and not chosen.eval_steps:
         raise ValueError("An evaluator runs every eval_steps steps; set eval_steps.")
+    if chosen.init == "ridge" and not chosen.align_weight and start is None:
+        raise ValueError("A ridge start fits the teacher's embeddings; without alignment use init='random'.")
     rows = load_rows(data, chosen, partial=partial)
     if chosen.align_weight and taught_by is None and LABEL not in rows.column_names:
         raise ValueError(
@@ -158,13 +160,15 @@ def train(
             # The losses compare what the heads give.
             model.pop(-1)
         history = _run_stages(model, chosen, dataset, labels, run, fresh=start is None, settings=settings)
+    _check_trained(model, run)
     if normalized or (labels is not None and _unit_length(labels)):
         model.append(Normalize())
     # The main process takes the checkpoints away below, which others may still be reading.
     wait_for_all()
     if is_main():
         if held_out:
-            history.append({"step": history[-1]["step"], **held_out_scores(model, held_out)})
+            steps = sum(stage.max_steps for _, stage in stages(chosen, len(dataset)))
+            history.append({"step": steps, **held_out_scores(model, held_out)})
         _finish(model, output, history)
     return model
 
@@ -177,6 +181,20 @@ class _Settings:
     report_to: str | Sequence[str]
     evaluators: list[BaseEvaluator]
     trainer_arguments: dict[str, Any]
+
+
+def _check_trained(model: LLM2VecGen, run: Path) -> None:
+    """Refuse a student whose training has come to nothing, before it replaces anything."""
+    own = {"the suffix": [model.suffix_transformer.suffix], "the heads": model.response_head.parameters()}
+    if model.suffix_transformer.lora is not None:
+        own["the LoRA layers"] = lora_parameters(model.llm).values()
+    bad = [name for name, weights in own.items() if not all(bool(weight.isfinite().all()) for weight in weights)]
+    if bad:
+        raise FloatingPointError(
+            f"Training has left values that are not finite in {' and '.join(bad)}, so the student was not saved. Its "
+            f"checkpoints are in {run / CHECKPOINTS}; train into another folder with a lower learning rate, and look "
+            "for unusual rows."
+        )
 
 
 def _finish(model: LLM2VecGen, output: Path, history: list[dict[str, Any]]) -> None:
@@ -220,7 +238,16 @@ def _student(backbone: Backbone, recipe: Recipe, labels: np.ndarray | None, star
             lora=recipe.lora,
         )
     model = LLM2VecGen(str(start), backbone=backbone)
-    rank = (model.suffix_transformer.lora or {"r": 0})["r"]
+    transformer = model.suffix_transformer
+    own = transformer.thought_tokens, transformer.compression_tokens
+    if own != (recipe.thought_tokens, recipe.compression_tokens):
+        raise ValueError(
+            f"The student {start} has {own[0]} thought and {own[1]} compression tokens, the recipe "
+            f"{recipe.thought_tokens} and {recipe.compression_tokens}; set thought_tokens={own[0]} and "
+            f"compression_tokens={own[1]}."
+        )
+    transformer.max_seq_length = recipe.max_seq_length
+    rank = (transformer.lora or {"r": 0})["r"]
     if rank != recipe.lora_rank:
         raise ValueError(
             f"The student {start} has LoRA layers of rank {rank} (0 for none), but the recipe's lora_rank is "
@@ -261,6 +288,7 @@ def _run_stages(
         enable = getattr(model.llm, "activation_checkpointing_enable", None) or model.llm.gradient_checkpointing_enable
         enable()
     history: list[dict[str, Any]] = []
+    done = 0
     for name, stage in parts:
         select_trainable(model, name, recipe)
         context = cast(AbstractContextManager[None], nullcontext())
@@ -271,8 +299,8 @@ def _run_stages(
                 trainer = _trainer(model, dataset, stage, run / CHECKPOINTS / name, settings, evaluated=name == WHOLE)
             with warn_once_if_cut(model.suffix_transformer.text_limit, "the recipe's max_seq_length"):
                 trainer.run_to(stage.max_steps, newest[name])
-        done = history[-1]["step"] if history else 0
         history += [{**row, "step": row["step"] + done} for row in trainer.state.log_history]
+        done += stage.max_steps
         if name == WHOLE and recipe.ridge_refit and labels is not None:
             end = ridge_alignment(model, *_ridge_rows(dataset, labels, recipe), seed=recipe.seed, progress=progress)
             _report_ridge("end", run, end, model)

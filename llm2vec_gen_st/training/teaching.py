@@ -62,13 +62,16 @@ def with_targets(
         backbone: The student's LLM.
         cache: SQLite file of teacher embeddings.
         progress: Whether progress bars are shown.
+
+    Raises:
+        ValueError: If a label that was given is not finite; names the row.
     """
     given = LABEL in rows.column_names
     with ready_teacher(None if given else teacher, backbone, model_kwargs={"dtype": recipe.dtype}) as ready:
 
         def vectors(source: Dataset, texts: str, labels: str, chosen: Sequence[int]) -> np.ndarray:
             if given:
-                return np.asarray(source.select(chosen)[labels], dtype=np.float32)
+                return _finite_labels(source.select(chosen)[labels], labels, chosen)
             assert ready is not None
             found = list(source.select(chosen)[texts])
             return spread(
@@ -89,6 +92,17 @@ def with_targets(
             negative[chosen] = found
             labelled = _with_column(labelled, NEGATIVE_LABEL, list(negative))
     return Targets(labelled, own, held_out)
+
+
+def _finite_labels(given: Sequence[Any], column: str, rows: Sequence[int]) -> np.ndarray:
+    found = np.asarray(given, dtype=np.float32)
+    bad = np.flatnonzero(~np.isfinite(found).all(axis=1))
+    if len(bad):
+        raise ValueError(
+            f"The column {column!r} holds values that are not finite in {len(bad)} training rows, the first in row "
+            f"{rows[bad[0]]} of those; leave such rows out."
+        )
+    return found
 
 
 def _with_column(rows: Dataset, name: str, values: list[Any]) -> Dataset:

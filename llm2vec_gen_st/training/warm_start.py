@@ -169,12 +169,17 @@ def ridge_map(
     Returns:
         Weight (D, H) and bias (D) in float64, and what was chosen.
 
+    Raises:
+        ValueError: If there are fewer than three rows.
+
     Example:
         >>> states = torch.randn(200, 3)
         >>> weight, bias, report = ridge_map(states, (2 * states[:, :1] + 1).numpy())
         >>> torch.allclose(states @ weight[0].float() + bias[0].float(), 2 * states[:, 0] + 1, atol=1e-2)
         True
     """
+    if len(states) < 3:
+        raise ValueError(f"A ridge regression needs three rows or more, got {len(states)}; start with init='random'.")
     targets = torch.as_tensor(labels).double()
     states = states.double()
     order = torch.as_tensor(np.random.default_rng(seed).permutation(len(states)))

@@ -168,6 +168,9 @@ def test_cost_follows_the_rows_and_the_recipe() -> None:
     both = estimate(FULL.with_overrides({"recon_weight": 0.0, "recon_steps": 7, "max_steps": 5}), config=config).stages
     assert [(stage.name, stage.steps) for stage in both] == [("whole", 5), ("reconstruction", 7)]
     assert both[1].flops > both[0].flops
+    for changes in ({"gradient_accumulation": 4}, {"epochs": 0.5}):
+        (stage,) = estimate(FULL.with_overrides({"max_steps": 100, **changes}), config=config).stages
+        assert stage.steps == 100, changes
 
 
 def _dry_run(*arguments: object) -> Any:
