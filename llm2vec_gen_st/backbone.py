@@ -157,7 +157,8 @@ def _load_packaged(
     gguf: Path, model_kwargs: Mapping[str, Any], tokenizer_kwargs: Mapping[str, Any]
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a GGUF file through the directory made from it, or itself if that cannot be had or would differ."""
-    model_kwargs = {"dtype": torch.float32, **model_kwargs}
+    if not model_kwargs.keys() & {"dtype", "torch_dtype"}:
+        model_kwargs = {**model_kwargs, "dtype": torch.float32}
     same = model_kwargs.keys() <= _MODEL_ARGUMENTS and tokenizer_kwargs.keys() <= _TOKENIZER_ARGUMENTS
     directory = cached_directory(gguf, lambda folder: _dequantize(gguf, folder)) if same else None
     if directory is None:

@@ -317,7 +317,7 @@ class LLM2VecGen(SentenceTransformer):
         transformer = self.suffix_transformer
         head = self.response_head
         prompts = as_soft_prompts(soft_prompts, transformer.compression_tokens, head.hidden_size, head.embedding_dim)
-        with lora_enabled(self.llm, False, transformer.lora is not None):
+        with lora_enabled(self.llm, False):
             rows = decode_ids(
                 self.backbone,
                 prompts,

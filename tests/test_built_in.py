@@ -104,3 +104,8 @@ def test_other_base_weights_are_refused(backbone: Backbone) -> None:
         LLM2VecGen(NAMES[0], backbone=changed)
     assert str(changed.reference.fingerprint) in str(error.value)
     assert "9ec930d6c1d361bb" in str(error.value)
+
+
+def test_a_dtype_by_its_older_name_is_heeded() -> None:
+    model = LLM2VecGen("llm2vec-gen-smollm2-135m", model_kwargs={"torch_dtype": torch.bfloat16}, device="cpu")
+    assert model.llm.dtype == torch.bfloat16

@@ -28,6 +28,8 @@ from llm2vec_gen_st.modules.suffix_transformer import pad_right
 from llm2vec_gen_st.modules.tensors import CheckpointError
 from llm2vec_gen_st.testing import saved_base, tiny_backbone, tiny_model
 
+from .large_heads import with_large_heads
+
 PARITY = Path(__file__).parent / "fixtures" / "parity"
 CASES = [
     ("qwen3", "official", "expected"),
@@ -100,7 +102,7 @@ def test_embeddings_and_soft_prompts_are_the_authors(case: Any, limit: int) -> N
 def test_greedy_decoding_is_the_authors(case: Any) -> None:
     model, facts, tensors = case
     transformer = model.suffix_transformer
-    with lora_enabled(model.llm, False, transformer.lora is not None):
+    with lora_enabled(model.llm, False):
         found = decode_ids(
             model.backbone,
             tensors["ml512.single.recon_hidden_states"],
@@ -201,7 +203,7 @@ def test_lora_acts_in_the_student_pass_only() -> None:
     plain = load("qwen3", "official")
     ids = {"input_ids": torch.tensor([[5, 6, 7]])}
     assert torch.equal(model.llm(**ids).logits, plain.llm(**ids).logits)
-    with lora_enabled(model.llm, True, True):
+    with lora_enabled(model.llm, True):
         assert not torch.equal(model.llm(**ids).logits, plain.llm(**ids).logits)
     assert all(parameter.requires_grad for parameter in lora_parameters(model.llm).values())
     with pytest.raises(ValueError, match="already carries the LoRA layers"):
@@ -351,14 +353,7 @@ def test_another_base_model_is_refused(edited: Edit) -> None:
 
 
 def test_heads_that_undo_each_other_survive_an_export_beside_a_bfloat16_llm(tmp_path: Path) -> None:
-    model = tiny_model()
-    head = model.response_head
-    large = torch.randn(64, 64, generator=torch.Generator().manual_seed(0)) * torch.logspace(-2, 2, 64)
-    with torch.no_grad():
-        weight, bias = head.folded()
-        head.mlp_recon.weight.copy_(large)
-        head.mlp_align.weight.copy_(torch.linalg.solve(large.T.double(), weight.T.double()).T)
-        head.mlp_align.bias.copy_(bias - head.mlp_align.weight @ head.mlp_recon.bias)
+    model = with_large_heads(tiny_model())
     model.llm.bfloat16()
     expected = model.encode(["bees", "rivers"])
     export_official(model, tmp_path)

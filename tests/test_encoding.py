@@ -23,6 +23,8 @@ from llm2vec_gen_st.backbone import Backbone
 from llm2vec_gen_st.base_reference import BaseReference
 from llm2vec_gen_st.testing import tiny_backbone, tiny_model, tiny_tokenizer
 
+from .large_heads import with_large_heads
+
 WORDS = [
     "polar",
     "bears",
@@ -526,3 +528,23 @@ def test_memory_after_2000_calls_is_that_after_200(student: LLM2VecGen) -> None:
             gc.collect()
             resident[call] = process.memory_info().rss
     assert resident[2000] <= 1.05 * resident[200], resident
+
+
+def test_heads_stay_precise_when_the_model_is_cast_or_runs_under_autocast() -> None:
+    model = with_large_heads(tiny_model())
+    texts = ["bees", "rivers carry water", ""]
+    expected = model.encode(texts)
+
+    def cosines(found: np.ndarray) -> np.ndarray:
+        both = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
+        cosine: np.ndarray = (found * expected).sum(axis=1) / both
+        return cosine
+
+    with torch.autocast("cpu", torch.bfloat16):
+        learning = model(model.preprocess(texts))["sentence_embedding"]
+    assert learning.requires_grad
+    assert (cosines(learning.detach().float().numpy()) > 0.999).all()
+    model.bfloat16()
+    assert model.llm.dtype == torch.bfloat16
+    assert {parameter.dtype for parameter in model.response_head.parameters()} == {torch.float32}
+    assert (cosines(model.encode(texts)) > 0.999).all()

@@ -110,6 +110,34 @@ def test_lora_goes_around_a_layer_that_heeds() -> None:
     np.testing.assert_allclose(plain.encode(TEXTS), expected, atol=1e-6)
 
 
+def test_a_student_without_lora_keeps_its_vectors_while_one_with_lora_runs_on_the_same_llm() -> None:
+    """A6, also for two students of one LLM."""
+    backbone = tiny_backbone()
+    plain = tiny_model(backbone=backbone)
+    prompts = plain.encode_soft_prompts(TEXTS)
+    expected, decoded = plain.encode(TEXTS), plain.decode(prompts, max_new_tokens=4)
+    settings = {"r": 4, "lora_alpha": 64.0, "target_modules": ["q_proj", "v_proj"]}
+    adapted = LLM2VecGen.from_base(backbone, thought_tokens=4, compression_tokens=4, embedding_dim=48, lora=settings)
+    with torch.no_grad():
+        for matrix in lora_parameters(adapted.llm).values():
+            matrix.normal_(std=0.3)
+    over = threading.Event()
+
+    def work() -> None:
+        while not over.wait(0.001):
+            adapted.encode(TEXTS)
+
+    other = threading.Thread(target=work)
+    other.start()
+    try:
+        for _ in range(10):
+            np.testing.assert_allclose(plain.encode(TEXTS), expected, atol=1e-5)
+            assert plain.decode(prompts, max_new_tokens=4) == decoded
+    finally:
+        over.set()
+        other.join()
+
+
 def test_control_tokens_in_a_text_stay_text_in_copies() -> None:
     model = tiny_model()
     text = "a<|im_end|>b <|endoftext|>"

@@ -11,7 +11,7 @@ import torch
 from transformers import LogitsProcessorList, PreTrainedModel, TemperatureLogitsWarper, TopPLogitsWarper
 
 from llm2vec_gen_st.backbone import embedding_weight
-from llm2vec_gen_st.modules.lora import lora_enabled, lora_parameters
+from llm2vec_gen_st.modules.lora import lora_enabled
 
 
 @dataclass(frozen=True)
@@ -61,13 +61,12 @@ def next_tokens(llm: PreTrainedModel, prompt: Sequence[int], settings: WritingSe
     Raises:
         FloatingPointError: If the LLM's scores are not finite.
     """
-    carries_lora = bool(lora_parameters(llm))
     device = embedding_weight(llm).device
     ids, past = torch.tensor([list(prompt)], device=device), None
     # Logits of the whole prompt would be the largest tensor by far.
     only_last = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(llm.forward).parameters else {}
     while True:
-        with lora_enabled(llm, False, carries_lora), torch.inference_mode():
+        with lora_enabled(llm, False), torch.inference_mode():
             found = llm(input_ids=ids, past_key_values=past, use_cache=True, **only_last)
             ids = _chosen(found.logits[:, -1].float(), settings).to(device)
         past = found.past_key_values

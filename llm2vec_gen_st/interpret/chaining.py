@@ -145,7 +145,7 @@ def _read_again(model: LLM2VecGen, before: list[list[int]], soft_prompts: torch.
         return torch.cat([text, soft_prompts[row].to(text)])
 
     lengths = [len(ids) + soft_prompts.shape[1] for ids in before]
-    with lora_enabled(model.llm, True, model.suffix_transformer.lora is not None):
+    with lora_enabled(model.llm, model.suffix_transformer.lora is not None):
         return states_behind(model, lengths, prefix)
 
 

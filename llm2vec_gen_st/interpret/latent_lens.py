@@ -320,7 +320,7 @@ def _text_states(
     """States of length 1, (tokens, H) float32 a text, of the chosen tokens of each row of ids."""
     found = [np.zeros((0, model.backbone.hidden_size), np.float32) for _ in rows]
     embed, device = model.llm.get_input_embeddings(), embedding_weight(model.llm).device
-    with lora_enabled(model.llm, False, model.suffix_transformer.lora is not None):
+    with lora_enabled(model.llm, False):
         for group in similar_lengths([len(ids) for ids in rows], model.suffix_transformer.max_batch_tokens):
             ids = pad_right([rows[row] for row in group])["input_ids"]
             if not ids.shape[1]:

@@ -251,7 +251,7 @@ def answer_messages(
     before, behind = (embed(torch.tensor(ids, dtype=torch.long, device=weight.device)).float().cpu() for ids in frame)
     sizes = [len(message.soft_prompt) for message in messages]
     decoded, answers = [""] * len(messages), [""] * len(messages)
-    with lora_enabled(model.llm, False, model.suffix_transformer.lora is not None):
+    with lora_enabled(model.llm, False):
         for size in sorted(set(sizes)):
             group = [number for number, found in enumerate(sizes) if found == size]
             soft_prompts = torch.stack([messages[number].soft_prompt for number in group])

@@ -122,7 +122,7 @@ def compression_states(
         found: torch.Tensor = embed(torch.tensor(previews[row].token_ids, dtype=torch.long, device=device))
         return found
 
-    with warn_once_if_cut(transformer.text_limit), lora_enabled(llm, True, transformer.lora is not None):
+    with warn_once_if_cut(transformer.text_limit), lora_enabled(llm, transformer.lora is not None):
         count_cut(sum(preview.cut for preview in previews))
         return states_behind(model, [len(preview.token_ids) for preview in previews], embedded, layer=layer)
 

@@ -112,7 +112,7 @@ class LLM2VecGenLoss(nn.Module):
         if self.recon_weight:
             response = sentence_features[1]
             tokens = response.get("mean_tokens")
-            with lora_enabled(transformer.llm, False, transformer.lora is not None):
+            with lora_enabled(transformer.llm, False):
                 loss = reconstruction_loss(
                     transformer.llm,
                     head.soft_prompt(features["compression_states"][: len(response["input_ids"])]),

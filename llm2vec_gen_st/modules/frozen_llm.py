@@ -76,8 +76,8 @@ class FrozenLLM(InputModule):
         return self
 
     def own_weights(self) -> Any:
-        """A block in which the LLM carries this module's LoRA weights, if it has any."""
-        return lora_enabled(self.llm, True, self.lora is not None)
+        """A block in which the LLM carries this module's LoRA weights if it has any, and else none."""
+        return lora_enabled(self.llm, self.lora is not None)
 
     def attends_to_everything(self, width: int) -> bool:
         """Whether every layer sees all positions before it, so that padding inside a cache shifts nothing.

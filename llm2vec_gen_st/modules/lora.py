@@ -144,15 +144,17 @@ def weights_without_lora(module: nn.Module, *, merge: bool) -> dict[str, torch.T
 
 
 @contextmanager
-def lora_enabled(llm: nn.Module, enabled: bool, present: bool) -> Iterator[None]:
-    """Run a block with the student's LoRA layers on or off; does nothing for a backbone without any.
+def lora_enabled(llm: nn.Module, enabled: bool) -> Iterator[None]:
+    """Run a block with the LLM's LoRA layers on or off; does nothing for one without any.
+
+    A student without LoRA layers may share the LLM with one that has some, and run in another thread: it too has to
+    wait until they are off.
 
     Args:
         llm: The causal LM.
         enabled: Whether the layers take part.
-        present: Whether the backbone has LoRA layers at all.
     """
-    if not present:
+    if not lora_parameters(llm):
         yield
         return
     with _switch:

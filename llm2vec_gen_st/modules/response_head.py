@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ class ResponseHead(Module):
 
     ``soft prompt = reconstruction(h)``, ``embedding = mean over n of alignment(soft prompt)``. Both maps are affine,
     so for the embedding alone they are applied once to the mean of ``h``: the same value for 1/n of the work.
-    Computed in float32 or better whatever the LLM's dtype.
+    Kept and computed in float32 or better whatever the LLM's dtype, also when the model is cast or runs under autocast:
+    the two maps may be large and undo each other, which rounded ones would not.
 
     Args:
         hidden_size: Width H of the compression states.
@@ -53,6 +55,16 @@ class ResponseHead(Module):
         self.embedding_dim = embedding_dim if alignment else hidden_size
         self.mlp_recon: nn.Linear | None = nn.Linear(hidden_size, hidden_size) if reconstruction else None
         self.mlp_align: nn.Linear | None = nn.Linear(hidden_size, embedding_dim) if alignment else None
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        """Move as any module does, but stay in float32."""
+
+        def kept(tensor: torch.Tensor) -> torch.Tensor:
+            moved = fn(tensor)
+            return tensor.to(moved.device) if moved.dtype in (torch.bfloat16, torch.float16) else moved
+
+        applied: Self = super()._apply(kept, recurse)
+        return applied
 
     def get_config_dict(self) -> dict[str, Any]:
         """The constructor's arguments, as saved."""
@@ -185,4 +197,6 @@ class ResponseHead(Module):
 
 def _affine(layer: nn.Linear, value: torch.Tensor) -> torch.Tensor:
     bias = None if layer.bias is None else layer.bias.float()
-    return nn.functional.linear(value, layer.weight.float(), bias)
+    kind = value.device.type
+    with torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext():
+        return nn.functional.linear(value, layer.weight.float(), bias)

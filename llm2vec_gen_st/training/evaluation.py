@@ -118,7 +118,7 @@ def reconstruction_per_token(
         query = {key: batch[f"query_{key}"] for key in ("input_ids", "attention_mask")}
         states = model.suffix_transformer(query)["compression_states"]
         count = float(batch["response_attention_mask"].sum())
-        with lora_enabled(model.llm, False, model.suffix_transformer.lora is not None):
+        with lora_enabled(model.llm, False):
             loss = reconstruction_loss(
                 model.llm,
                 model.response_head.soft_prompt(states),

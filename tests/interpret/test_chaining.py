@@ -114,7 +114,7 @@ def test_lora_weights_take_part_in_every_step_but_not_in_decoding() -> None:
     soft_prompt = model.encode_soft_prompts("honey", prompt_name="query")
     embeddings = []
     for enabled in (True, False):
-        with torch.inference_mode(), lora_enabled(model.llm, enabled, True):
+        with torch.inference_mode(), lora_enabled(model.llm, enabled):
             states = model.response_head.soft_prompt(next_states(model, [], soft_prompt))
             embeddings.append(model.response_head.align(states).mean(dim=0).numpy())
     np.testing.assert_allclose(found[1].embedding, embeddings[0], atol=1e-4)

@@ -41,7 +41,7 @@ def test_matrices_are_trained_and_the_llm_is_not(trained: tuple[LLM2VecGen, Path
         assert torch.equal(found[name], tensor), name
     logits = model.llm(input_ids=IDS).logits
     assert torch.equal(logits, plain(input_ids=IDS).logits)
-    with lora_enabled(model.llm, True, True):
+    with lora_enabled(model.llm, True):
         assert not torch.allclose(model.llm(input_ids=IDS).logits, logits, atol=1e-4)
     assert not model.llm.training
 
@@ -73,7 +73,7 @@ def test_gradients_reach_the_matrices_from_the_querys_own_tokens() -> None:
 
     transformer, head = model.suffix_transformer, model.response_head
     embed, total = model.llm.get_input_embeddings(), torch.zeros(())
-    with lora_enabled(model.llm, True, True):
+    with lora_enabled(model.llm, True):
         for text, label in zip(TEXTS, labels, strict=True):
             ids = torch.tensor(model.preview(text).token_ids, dtype=torch.long)
             states = model.llm.base_model(
