@@ -134,7 +134,7 @@ def estimate(
     else:
         # As many rows as all steps take, for what is not known is taken to be enough.
         enough = max(1, recipe.max_steps) * recipe.batch_size * recipe.gradient_accumulation
-        parts = stages(replace(recipe, epochs=min(recipe.epochs, 1.0) and 1.0), enough)
+        parts = stages(replace(recipe, epochs=1.0 if recipe.epochs else 0.0), enough)
     return Estimate(
         recipe=recipe,
         embedding_dim=dimension,

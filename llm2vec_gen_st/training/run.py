@@ -111,6 +111,7 @@ def train(
             holds another run, or an argument is the recipe's to decide.
         CheckpointError: If a checkpoint from which to go on is damaged; names the file, and what to do.
         OSError: If the disk is full; what was there before is kept.
+        FloatingPointError: If training has left values that are not finite; nothing is saved then.
     """
     evaluators = [evaluator] if isinstance(evaluator, BaseEvaluator) else list(evaluator)
     chosen = resolve(
@@ -272,8 +273,7 @@ def _run_stages(
     newest = {name: agreed_folder(last_checkpoint(run / CHECKPOINTS / name)) for name, _ in parts}
     started = any(checkpoint is not None for checkpoint in newest.values())
     if not started and fresh and recipe.init == "ridge":
-        if labels is None:
-            raise ValueError("A ridge start fits the teacher's embeddings; without alignment use init='random'.")
+        assert labels is not None
         suffix_from_text(model, recipe.suffix_text)
         fitted = ridge_heads(model, *_ridge_rows(dataset, labels, recipe), seed=recipe.seed, progress=progress)
         _report_ridge("start", run, fitted, model)
