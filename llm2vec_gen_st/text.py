@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import TemplateError
 from tokenizers import Encoding, Tokenizer
 
+from llm2vec_gen_st.reasoning import ends_inside
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -88,10 +90,28 @@ class TextTokenizer:
         return [self.ids(text, limit) for text in texts]
 
 
-def chat_ids(
+@dataclass(frozen=True)
+class ChatPrompt:
+    """A conversation as the LLM reads it.
+
+    Args:
+        ids: Token ids.
+        closing: What the chat template puts behind the last message, as text.
+    """
+
+    ids: list[int]
+    closing: str
+
+    @property
+    def opens_reasoning(self) -> bool:
+        """Whether the template has opened a block of reasoning, so that what is written begins inside it."""
+        return ends_inside(self.closing)
+
+
+def message_prompt(
     tokenizer: PreTrainedTokenizerBase, plain: TextTokenizer, message: str, *, system: str | None, limit: int
-) -> list[int]:
-    """Token ids of one user message in the tokenizer's chat format, ready for the assistant's answer.
+) -> ChatPrompt:
+    """One user message in the tokenizer's chat format, ready for the assistant's answer.
 
     Args:
         tokenizer: Tokenizer with a chat template; without one the message itself is the prompt.
@@ -101,14 +121,14 @@ def chat_ids(
         limit: Largest number of tokens of the message.
 
     Returns:
-        The prompt's token ids.
+        The prompt.
     """
     message = message.strip()
     if not tokenizer.chat_template:
-        return plain.ids(message, limit).ids
+        return ChatPrompt(plain.ids(message, limit).ids, "")
     opening = [] if system is None else [("system", plain.ids(system.strip(), add_special_tokens=False).ids)]
     asked = ("user", plain.ids(message, limit, add_special_tokens=False).ids)
-    return _in_template(tokenizer, [*opening, asked]).ids
+    return _in_template(tokenizer, [*opening, asked])
 
 
 def chat_frame(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
@@ -136,19 +156,6 @@ def chat_frame(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]
         raise ValueError("The tokenizer's chat template repeats the user's message; vectors can stand in one place.")
     place = ids.index(_PLACE)
     return ids[:place], ids[place + 1 :]
-
-
-@dataclass(frozen=True)
-class ChatPrompt:
-    """A conversation as the LLM reads it.
-
-    Args:
-        ids: Token ids.
-        closing: What the chat template puts behind the last message, as text.
-    """
-
-    ids: list[int]
-    closing: str
 
 
 def chat_prompt(

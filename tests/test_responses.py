@@ -21,10 +21,12 @@ from transformers import LlamaConfig
 
 import llm2vec_gen_st
 from llm2vec_gen_st.backbone import Backbone
+from llm2vec_gen_st.reasoning import without_reasoning
 from llm2vec_gen_st.responses import GenerationSettings, generate_responses, read_responses, write_responses
-from llm2vec_gen_st.responses.generation import without_reasoning
+from llm2vec_gen_st.responses.generation import as_response
+from llm2vec_gen_st.responses.retirement import Written
 from llm2vec_gen_st.testing import tiny_backbone
-from llm2vec_gen_st.text import TextTokenizer
+from llm2vec_gen_st.text import ChatPrompt, TextTokenizer
 
 QUERIES = [
     f"Where do {animal} live{mark}" for animal in ("polar bears", "bees", "seals") for mark in ("?", " in the Arctic?")
@@ -309,6 +311,39 @@ def test_non_finite_row_is_flagged_and_the_others_are_written(tmp_path: Path) ->
 )
 def test_reasoning_never_reaches_a_response(text: str, kept: str) -> None:
     assert without_reasoning(text) == kept
+
+
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize(
+    ("written", "kept", "flag"),
+    [
+        ("<think>secret</think>shown", "shown", "ok"),
+        ("shown<think>secret", "shown", "ok"),
+        ("<think>secret", "", "empty"),
+    ],
+)
+def test_reasoning_between_tokens_of_its_own_never_reaches_a_response(
+    special: bool, written: str, kept: str, flag: str
+) -> None:
+    tokenizer = tiny_backbone().tokenizer
+    tokenizer.add_tokens(["<think>", "</think>"], special_tokens=special)
+    ids = tokenizer(written)["input_ids"]
+    response = as_response(tokenizer, ChatPrompt([], ""), Written([1, *ids], ended=True, non_finite=False))
+    assert (response.text, response.flag) == (kept, flag)
+
+
+def test_an_answer_cut_off_inside_the_reasoning_that_the_template_opened_is_empty(backbone: Backbone) -> None:
+    plain = TextTokenizer(backbone.tokenizer)
+    settings = GenerationSettings(max_new_tokens=6)
+    (usual,) = generate_responses(backbone, plain, ["bees?"], settings)
+    assert usual.flag == "cut_off"
+    given = backbone.tokenizer.chat_template
+    try:
+        backbone.tokenizer.chat_template = str(given).replace("assistant\n", "assistant\n<think>")
+        (found,) = generate_responses(backbone, plain, ["bees?"], settings)
+    finally:
+        backbone.tokenizer.chat_template = given
+    assert (found.text, found.tokens, found.flag) == ("", 6, "empty")
 
 
 def test_control_tokens_in_a_query_do_not_end_its_message(backbone: Backbone) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-OPENING, CLOSING = "<think>", "</think>"
-"""What the LLM's reasoning is written between; neither it nor they belong to an answer."""
+from llm2vec_gen_st.reasoning import CLOSING, OPENING
 
 _TAG = re.compile(f"{OPENING}|{CLOSING}")
 

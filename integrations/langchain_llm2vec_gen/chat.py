@@ -16,11 +16,11 @@ from pydantic import Field, field_validator, model_validator
 from transformers import PreTrainedModel
 from typing_extensions import Self
 
-from langchain_llm2vec_gen.answers import CLOSING, OPENING, AnswerReader
+from langchain_llm2vec_gen.answers import AnswerReader
 from langchain_llm2vec_gen.embeddings import LLM2VecGenEmbeddings
 from langchain_llm2vec_gen.writing import WritingSettings, next_tokens
-from llm2vec_gen_st.backbone import Backbone
 from llm2vec_gen_st.model import LLM2VecGen
+from llm2vec_gen_st.reasoning import control_ids, written_text
 from llm2vec_gen_st.responses.generation import end_of_text_ids
 from llm2vec_gen_st.text import ChatPrompt, chat_prompt
 
@@ -235,8 +235,7 @@ class ChatLLM2VecGen(BaseChatModel):
     def _pieces(self, messages: Sequence[BaseMessage], settings: WritingSettings) -> Iterator[_Piece]:
         """The answer's text, piece by piece, then its end."""
         prompt, limit = self._prompt(messages), settings.max_tokens
-        # A template may open the block of reasoning itself.
-        reader = AnswerReader(settings.stop, reasoning=prompt.closing.rfind(OPENING) > prompt.closing.rfind(CLOSING))
+        reader = AnswerReader(settings.stop, reasoning=prompt.opens_reasoning)
         if self.context_window is not None:
             if len(prompt.ids) >= self.context_window:
                 raise PromptTooLongError(
@@ -245,12 +244,11 @@ class ChatLLM2VecGen(BaseChatModel):
                 )
             limit = min(limit, self.context_window - len(prompt.ids))
         backbone, written, ended = self.model.backbone, list[int](), False
-        ends, silent = set(end_of_text_ids(backbone)), _silent_ids(backbone)
+        ends = set(end_of_text_ids(backbone))
+        control = control_ids(backbone.tokenizer) | ends
 
         def text() -> str:
-            shown = [token for token in written if token not in silent and token not in ends]
-            found = backbone.tokenizer.decode(shown, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-            return str(found)
+            return written_text(backbone.tokenizer, written, control)
 
         for token in next_tokens(self.llm, prompt.ids, settings):
             written.append(token)
@@ -263,12 +261,6 @@ class ChatLLM2VecGen(BaseChatModel):
         rest = reader.read(text(), complete=True)
         reason = "stop" if ended or reader.stopped else "length"
         yield _Piece(rest, reason, prompt_tokens=len(prompt.ids), answer_tokens=len(written))
-
-
-def _silent_ids(backbone: Backbone) -> set[int]:
-    """Ids of control tokens that are no part of a text; tags around reasoning are needed to recognise it."""
-    tokens = backbone.tokenizer.added_tokens_decoder.items()
-    return {number for number, token in tokens if token.special and token.content not in (OPENING, CLOSING)}
 
 
 def _role(place: int, message: BaseMessage) -> str:

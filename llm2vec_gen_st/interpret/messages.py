@@ -18,9 +18,9 @@ from llm2vec_gen_st.backbone import embedding_weight
 from llm2vec_gen_st.base_reference import BaseReference, compare_bases
 from llm2vec_gen_st.encoding import as_rows, instruction_options
 from llm2vec_gen_st.fingerprint import student_fingerprint
-from llm2vec_gen_st.interpret.decode import decode_ids, decoded_texts
+from llm2vec_gen_st.interpret.decode import decode_ids
 from llm2vec_gen_st.modules.lora import lora_enabled
-from llm2vec_gen_st.responses.generation import without_reasoning
+from llm2vec_gen_st.reasoning import control_ids, ends_inside, without_reasoning, written_text
 from llm2vec_gen_st.text import chat_frame
 
 if TYPE_CHECKING:
@@ -247,7 +247,9 @@ def answer_messages(
     for message in messages:
         _check_receiver(model, message)
     embed, weight = model.llm.get_input_embeddings(), embedding_weight(model.llm)
-    frame = chat_frame(model.backbone.tokenizer) if place == "user" else ([], [])
+    tokenizer = model.backbone.tokenizer
+    frame = chat_frame(tokenizer) if place == "user" else ([], [])
+    control, inside = control_ids(tokenizer), ends_inside(str(tokenizer.decode(frame[1])))
     before, behind = (embed(torch.tensor(ids, dtype=torch.long, device=weight.device)).float().cpu() for ids in frame)
     sizes = [len(message.soft_prompt) for message in messages]
     decoded, answers = [""] * len(messages), [""] * len(messages)
@@ -260,9 +262,9 @@ def answer_messages(
             if len(before) + len(behind):
                 around = torch.stack([torch.cat([before, vectors, behind]) for vectors in soft_prompts])
                 rows = decode_ids(model.backbone, around, max_new_tokens=max_new_tokens, batch_size=batch_size)
-                answered = decoded_texts(model.backbone, rows)
+                answered = [written_text(tokenizer, row, control) for row in rows]
             for number, its_text, its_answer in zip(group, said, answered, strict=True):
-                decoded[number], answers[number] = its_text, without_reasoning(its_answer)
+                decoded[number], answers[number] = its_text, without_reasoning(its_answer, inside=inside)
     return [
         Transcript(number, message.student, message.base.fingerprint, sizes[number], decoded[number], answers[number])
         for number, message in enumerate(messages)

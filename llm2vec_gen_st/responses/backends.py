@@ -19,7 +19,7 @@ from llm2vec_gen_st.responses.generation import (
     ids_that_end,
 )
 from llm2vec_gen_st.responses.retirement import written_until_end
-from llm2vec_gen_st.text import TextTokenizer, chat_ids
+from llm2vec_gen_st.text import TextTokenizer, message_prompt
 
 BackendName = Literal["transformers", "vllm"]
 
@@ -110,13 +110,8 @@ class VllmBackend:
 
     def respond(self, queries: Sequence[str], settings: GenerationSettings, *, seed: int) -> list[Response]:
         """See :meth:`ResponseBackend.respond`."""
-        # As ids: as text, control tokens that a query spells would be read as control tokens.
         prompts = [
-            {
-                "prompt_token_ids": chat_ids(
-                    self._tokenizer, self._plain, query, system=settings.system, limit=settings.max_query_tokens
-                )
-            }
+            message_prompt(self._tokenizer, self._plain, query, system=settings.system, limit=settings.max_query_tokens)
             for query in queries
         ]
         seeds = random.Random(f"{settings.seed}/{seed}")
@@ -131,9 +126,11 @@ class VllmBackend:
             )
             for _ in prompts
         ]
-        found = self._engine.generate(prompts, sampling, use_tqdm=False)
+        # As ids: as text, control tokens that a query spells would be read as control tokens.
+        asked = [{"prompt_token_ids": prompt.ids} for prompt in prompts]
+        found = self._engine.generate(asked, sampling, use_tqdm=False)
         written = (written_until_end([int(token) for token in row.outputs[0].token_ids], self._ends) for row in found)
-        return [as_response(self._tokenizer, row) for row in written]
+        return [as_response(self._tokenizer, prompt, row) for prompt, row in zip(prompts, written, strict=True)]
 
 
 def _generation_config(model: str, revision: str | None) -> GenerationConfig | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -11,11 +10,10 @@ import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from llm2vec_gen_st.backbone import Backbone, embedding_weight
+from llm2vec_gen_st.reasoning import control_ids, without_reasoning, written_text
 from llm2vec_gen_st.responses.retirement import Written, generate_rows
-from llm2vec_gen_st.text import TextTokenizer, chat_ids
+from llm2vec_gen_st.text import ChatPrompt, TextTokenizer, message_prompt
 from llm2vec_gen_st.writing import writing
-
-_REASONING = re.compile(r"<think>.*?</think>", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -70,20 +68,6 @@ def ids_that_end(config: GenerationConfig | None, tokenizer: PreTrainedTokenizer
     return sorted(set(ids))
 
 
-def without_reasoning(text: str) -> str:
-    """Drop ``<think>`` blocks, whole or broken off, from a response.
-
-    Example:
-        >>> without_reasoning("<think>hm, 2 + 2</think> Four.")
-        'Four.'
-        >>> without_reasoning("first <think>never closed")
-        'first'
-    """
-    text = _REASONING.sub("", text)
-    text = text.rpartition("</think>")[2]
-    return text.partition("<think>")[0].strip()
-
-
 @torch.inference_mode()
 def generate_responses(
     backbone: Backbone, plain: TextTokenizer, queries: Sequence[str], settings: GenerationSettings, *, seed: int = 0
@@ -101,18 +85,18 @@ def generate_responses(
         B responses, in order.
     """
     prompts = [
-        chat_ids(backbone.tokenizer, plain, query, system=settings.system, limit=settings.max_query_tokens)
+        message_prompt(backbone.tokenizer, plain, query, system=settings.system, limit=settings.max_query_tokens)
         for query in queries
     ]
     ends = end_of_text_ids(backbone)
     pad = ends[0] if ends else 0
-    width = max(len(prompt) for prompt in prompts)
+    width = max(len(prompt.ids) for prompt in prompts)
     device = embedding_weight(backbone.llm).device
     ids = torch.full((len(prompts), width), pad)
     mask = torch.zeros_like(ids)
     for row, prompt in enumerate(prompts):
-        ids[row, width - len(prompt) :] = torch.tensor(prompt)
-        mask[row, width - len(prompt) :] = 1
+        ids[row, width - len(prompt.ids) :] = torch.tensor(prompt.ids)
+        mask[row, width - len(prompt.ids) :] = 1
     config = GenerationConfig(
         max_new_tokens=settings.max_new_tokens,
         do_sample=settings.temperature > 0,
@@ -129,17 +113,19 @@ def generate_responses(
         if settings.temperature > 0:
             torch.manual_seed(settings.seed + seed)
         rows = generate_rows(backbone.llm, ids.to(device), mask.to(device), config, ends)
-    return [as_response(backbone.tokenizer, row) for row in rows]
+    return [as_response(backbone.tokenizer, prompt, row) for prompt, row in zip(prompts, rows, strict=True)]
 
 
-def as_response(tokenizer: PreTrainedTokenizerBase, written: Written) -> Response:
+def as_response(tokenizer: PreTrainedTokenizerBase, prompt: ChatPrompt, written: Written) -> Response:
     """Text and flag of what was written.
 
     Args:
         tokenizer: The writer's.
+        prompt: What it was written behind.
         written: Token ids, without the end-of-text.
     """
-    text = without_reasoning(str(tokenizer.decode(written.ids, skip_special_tokens=True)))
+    found = written_text(tokenizer, written.ids, control_ids(tokenizer))
+    text = without_reasoning(found, inside=prompt.opens_reasoning)
     if written.non_finite:
         flag = "non_finite"
     elif not text:

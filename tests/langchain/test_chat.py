@@ -39,7 +39,7 @@ from transformers import (
 from llm2vec_gen_st import LLM2VecGen
 from llm2vec_gen_st.backbone import Backbone
 from llm2vec_gen_st.modules.lora import lora_parameters
-from llm2vec_gen_st.responses.generation import without_reasoning
+from llm2vec_gen_st.reasoning import without_reasoning
 from llm2vec_gen_st.testing import saved_model, tiny_backbone, tiny_model
 
 from .event_loop import check_goes_on, rounds
