@@ -328,6 +328,33 @@ def test_only_what_changed_is_embedded(docs: Path, store: FaissStore, embedding:
     assert sorted(document.page_content for document in store.documents()) == ["alpha", "two"]
 
 
+def test_a_file_is_itself_however_its_path_is_spelled(
+    docs: Path, store: FaissStore, embedding: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (docs / "a.md").write_text("Polar bears live on the ice.", encoding="utf-8")
+    assert index_files(store, [docs / "a.md"], progress=False).added == 1
+    monkeypatch.chdir(docs)
+    embedding.taken()
+    for spelled in ("a.md", "./a.md", f"../{docs.name}/a.md"):
+        report = index_files(store, [spelled], progress=False)
+        assert (report.added, report.unchanged, report.removed) == (0, 1, 0)
+        (document,) = store.get_by_ids(store.ids())
+        assert document.metadata["source"] == str(Path(spelled))
+    assert embedding.taken() == []
+
+
+def test_files_of_one_name_in_two_folders_are_two_sources(
+    docs: Path, store: FaissStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("one", "two"):
+        (docs / folder).mkdir()
+        (docs / folder / "notes.md").write_text(f"Notes of folder {folder}.", encoding="utf-8")
+        monkeypatch.chdir(docs / folder)
+        assert index_files(store, ["notes.md"], progress=False).removed == 0
+    found = store.get_by_ids(store.ids())
+    assert sorted(document.page_content for document in found) == ["Notes of folder one.", "Notes of folder two."]
+
+
 def test_equal_chunks_of_a_source_are_kept_apart(docs: Path, store: FaissStore, embedding: Counting) -> None:
     (docs / "a.jsonl").write_text('{"text": "same", "n": 1}\n{"text": "same", "n": 2}\n')
     (docs / "b.txt").write_text("same")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -22,11 +23,11 @@ class Chunk:
     """A piece of a source, as the store keeps it.
 
     Args:
-        id: Says source and text, and which of equal texts in this source it is.
+        id: Says file and text, and which of equal texts in this source it is.
         text: The piece.
-        metadata: ``source``, ``row`` for files of rows, ``chunk`` (its number within the text, from 0), ``start``
-            (where its first character stands in the text; where text repeats itself within the overlap, one such
-            place), and the row's columns.
+        metadata: ``source`` (the path that led to the file), ``row`` for files of rows, ``chunk`` (its number within
+            the text, from 0), ``start`` (where its first character stands in the text; where text repeats itself within
+            the overlap, one such place), and the row's columns.
     """
 
     id: str
@@ -70,23 +71,29 @@ class Chunker:
             Chunk and position.
         """
         splitter = self._markdown if ending(path) == ".md" else self._prose
-        source = str(path)
+        key_of_source = source_key(path)
         seen: Counter[str] = Counter()
         for record in records:
             row = {} if record.row is None else {"row": record.row}
             for number, piece in enumerate(splitter.create_documents([record.text])):
                 text = piece.page_content
-                key = f"{source_key(source)}-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+                key = f"{key_of_source}-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
                 seen[key] += 1
-                own = {"source": source, **row, "chunk": number, "start": piece.metadata["start_index"]}
+                own = {"source": str(path), **row, "chunk": number, "start": piece.metadata["start_index"]}
                 yield Chunk(f"{key}-{seen[key]}", text, {**record.metadata, **own}), record.position
 
 
-def source_key(source: str) -> str:
-    """What the ids of all chunks of a source start with (before the first hyphen).
+def source_key(path: Path) -> str:
+    """What the ids of all chunks of a file start with (before the first hyphen).
+
+    It is the file's own, however its path is spelled and wherever a relative path starts from: `notes.md` of one folder
+    must not replace that of another.
+
+    Args:
+        path: The file.
 
     Example:
-        >>> source_key("notes.md")
-        '754b6dc3f8728b19'
+        >>> source_key(Path("notes.md")) == source_key(Path("docs/../notes.md"))
+        True
     """
-    return hashlib.sha256(source.encode()).hexdigest()[:16]
+    return hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:16]

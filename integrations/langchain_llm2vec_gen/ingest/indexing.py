@@ -52,11 +52,11 @@ def index_files(
 ) -> IndexReport:
     """Cut files into chunks and bring the store up to date with them.
 
-    A chunk that the store has from the same source is not embedded again; if its place or its row's columns changed,
-    its metadata is replaced. A chunk that its source holds no longer is deleted, after the source's new chunks are in.
-    Chunks are added in batches, so a call that was interrupted goes on where it was when it is made again. Sources that
-    this call does not read are left as they are, those whose file is gone included, and so are documents that were
-    added in other ways.
+    A chunk that the store has from the same file is not embedded again; if its place, its row's columns or the path by
+    which the file was found changed, its metadata is replaced. A chunk that its source holds no longer is deleted,
+    after the source's new chunks are in. Chunks are added in batches, so a call that was interrupted goes on where it
+    was when it is made again. Sources that this call does not read are left as they are, those whose file is gone
+    included, and so are documents that were added in other ways.
 
     Args:
         store: The store.
@@ -79,7 +79,7 @@ def index_files(
         raise ValueError(f"batch_size is {batch_size}; it must be at least 1.")
     chunker = Chunker(chunk_size=chunk_size, chunk_overlap=chunk_overlap)
     found = find_files(paths)
-    update = _Update(store, (str(path) for path in found.files), batch_size)
+    update = _Update(store, found.files, batch_size)
     sizes = [path.stat().st_size for path in found.files]
     with tqdm(total=sum(sizes), unit="B", unit_scale=True, desc="indexing", disable=not progress) as bar:
         done = 0
@@ -87,7 +87,7 @@ def index_files(
             for chunk, position in chunker.chunks(path, read_records(path, column)):
                 update.put(chunk)
                 bar.update(done + min(position, size) - bar.n)
-            update.end_source(str(path))
+            update.end_source(path)
             done += size
             bar.update(done - bar.n)
         update.flush()
@@ -97,7 +97,7 @@ def index_files(
 class _Update:
     """Collects what has to change, and changes it a batch at a time."""
 
-    def __init__(self, store: FaissStore, sources: Iterable[str], batch_size: int) -> None:
+    def __init__(self, store: FaissStore, sources: Iterable[Path], batch_size: int) -> None:
         self._store, self._batch_size = store, batch_size
         # One pass over the ids: looking each source up by its metadata would go through the whole store each time.
         self._old: dict[str, set[str]] = {source_key(source): set() for source in sources}
@@ -120,7 +120,7 @@ class _Update:
         if len(self._new) >= self._batch_size or len(self._known) >= _COMPARED_AT_ONCE:
             self.flush()
 
-    def end_source(self, source: str) -> None:
+    def end_source(self, source: Path) -> None:
         """Have the chunks deleted that the source holds no longer, once its new ones are in."""
         self._outdated += sorted(self._old.pop(source_key(source)))
 
