@@ -139,11 +139,24 @@ def load_backbone(
             f"Make the model available as a local directory or in the hub cache{hint}."
         ) from error
     llm.requires_grad_(False).eval()
-    if gguf is None and Path(base_id).is_dir():
-        # A checkpoint refers to it from anywhere.
-        base_id = str(Path(base_id).resolve())
     found_revision = getattr(llm.config, "_commit_hash", None) or revision
-    return Backbone(llm, tokenizer, BaseReference.of(llm, base_id, found_revision))
+    return Backbone(llm, tokenizer, BaseReference.of(llm, recorded_id(base_id), found_revision))
+
+
+def recorded_id(base_id: str) -> str:
+    """A base model's id as files name it: a directory's whole path, so that they refer to it from anywhere.
+
+    Args:
+        base_id: Hub id or local directory.
+
+    Example:
+        >>> recorded_id("Qwen/Qwen3-0.6B")
+        'Qwen/Qwen3-0.6B'
+        >>> recorded_id(".") == str(Path.cwd())
+        True
+    """
+    packaged = base_id == SMOLLM2_ID and packaged_smollm2() is not None
+    return str(Path(base_id).resolve()) if Path(base_id).is_dir() and not packaged else base_id
 
 
 def _from_pretrained(
@@ -159,7 +172,10 @@ def _load_packaged(
     """Load a GGUF file through the directory made from it, or itself if that cannot be had or would differ."""
     if not model_kwargs.keys() & {"dtype", "torch_dtype"}:
         model_kwargs = {**model_kwargs, "dtype": torch.float32}
-    same = model_kwargs.keys() <= _MODEL_ARGUMENTS and tokenizer_kwargs.keys() <= _TOKENIZER_ARGUMENTS
+    # Quantized weights are made from float ones; the file's own kind only says how it is read.
+    quantized = not isinstance(model_kwargs.get("quantization_config", GgufConfig()), GgufConfig)
+    known = _MODEL_ARGUMENTS | {"quantization_config"} if quantized else _MODEL_ARGUMENTS
+    same = model_kwargs.keys() <= known and tokenizer_kwargs.keys() <= _TOKENIZER_ARGUMENTS
     directory = cached_directory(gguf, lambda folder: _dequantize(gguf, folder)) if same else None
     if directory is None:
         return _from_gguf(gguf, model_kwargs, tokenizer_kwargs)

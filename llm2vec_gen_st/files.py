@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import secrets
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,11 +45,12 @@ def write_atomically(path: Path, write: Callable[[Path], object], *, replace: bo
     # The number of a process alone is not enough where several machines share a folder.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
+        mode = _usual_mode(temporary)
         write(temporary)
         with open(temporary, "rb") as handle:
             os.fsync(handle.fileno())
         # Some writers create files that only their owner may read.
-        os.chmod(temporary, 0o666 & ~_umask())
+        os.chmod(temporary, mode)
         if replace:
             os.replace(temporary, path)
         else:
@@ -77,10 +79,12 @@ def _move_if_free(temporary: Path, path: Path) -> None:
         os.replace(temporary, path)
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _usual_mode(path: Path) -> int:
+    """Permissions of a new file at a free place; asking for the umask would change it for other threads."""
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+    mode = stat.S_IMODE(path.stat().st_mode)
+    path.unlink()
+    return mode
 
 
 def write_json(path: Path, value: Any, *, replace: bool = True) -> None:

@@ -23,7 +23,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError
-from transformers import GgufConfig
+from transformers import GgufConfig, TorchAoConfig
 
 from llm2vec_gen_st import backbone as backbone_module
 from llm2vec_gen_st.backbone import SMOLLM2_ID, Backbone, load_backbone, packaged_smollm2
@@ -594,6 +594,21 @@ def test_loading_works_where_nothing_can_be_kept(package: Path, monkeypatch: pyt
         found = load_backbone(SMOLLM2_ID, model_kwargs={"dtype": torch.bfloat16})
     assert_same(found, from_gguf(dtype=torch.bfloat16))
     assert len(warned) == 1
+
+
+def test_the_packaged_model_can_be_quantized(package: Path, read_from: list[str]) -> None:
+    torchao = pytest.importorskip("torchao.quantization", reason="torchao is not installed: pip install torchao")
+    plain = load_backbone(SMOLLM2_ID)
+    read_from.clear()
+    config = TorchAoConfig(torchao.Int8WeightOnlyConfig())
+    found = load_backbone(SMOLLM2_ID, model_kwargs={"quantization_config": config})
+    assert read_from[-1] == "directory"
+    assert found.llm.hf_quantizer is not None
+    ids = torch.arange(9)[None]
+    with torch.no_grad():
+        near, exact = found.llm(ids).logits, plain.llm(ids).logits
+    assert not torch.equal(near, exact)
+    assert float((near - exact).norm() / exact.norm()) < 0.1
 
 
 @pytest.mark.slow

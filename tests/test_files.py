@@ -6,6 +6,7 @@ import errno
 import gzip
 import json
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,25 @@ def test_reader_never_sees_half_of_a_file(tmp_path: Path) -> None:
     assert seen == [False]
     assert target.read_text() == "whole"
     assert _names(target.parent) == ["a.txt"]
+
+
+def test_files_can_be_read_by_whom_the_umask_lets_and_it_stays_for_other_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def private(path: Path) -> None:
+        path.touch(mode=0o600)
+
+    before = os.umask(0o027)
+    try:
+        with monkeypatch.context() as patch:
+            patch.delattr(os, "umask")  # changing it, if only for a moment, changes it for every thread
+            write_atomically(tmp_path / "a.txt", private)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a.txt").stat().st_mode) == 0o640
+    with pytest.raises(FileNotFoundError):
+        write_atomically(tmp_path / "b.txt", lambda path: None)
+    assert _names(tmp_path) == ["a.txt"]
 
 
 def test_unserializable_json_leaves_the_old_file(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from llm2vec_gen_st.training.data import (
     student_rows,
     with_prompts,
 )
+from llm2vec_gen_st.training.record import read_record
 from llm2vec_gen_st.training.warm_start import ridge_map
 
 TINY = Recipe(
@@ -174,6 +175,24 @@ def test_finished_folder_holds_no_pickle(tmp_path: Path) -> None:
     for path in tmp_path.rglob("*"):
         if path.is_file():
             assert path.suffix in {".json", ".safetensors", ".md", ".jsonl", ".png", ".sqlite"}, path
+
+
+def test_a_folder_is_free_again_if_nothing_came_of_a_call(tmp_path: Path) -> None:
+    data = rows().remove_columns("label")
+    with pytest.raises(OSError, match="no-such-teacher"):
+        train(data, tmp_path, base=tiny_backbone(), teacher=str(tmp_path / "no-such-teacher"), recipe=TINY)
+    train(data, tmp_path, base=tiny_backbone(), teacher="self", recipe=TINY, max_steps=1, progress=False)
+    with pytest.raises(ValueError, match="teacher: 'self' there, 'another' now"):
+        train(data, tmp_path, base=tiny_backbone(), teacher="another", recipe=TINY, max_steps=1)
+    assert read_record(tmp_path) is not None
+
+
+def test_loaded_teachers_are_told_apart_by_what_is_in_them(tmp_path: Path) -> None:
+    data = rows().remove_columns("label")
+    options: dict[str, Any] = {"base": tiny_backbone(), "recipe": TINY, "max_steps": 1, "progress": False}
+    train(data, tmp_path, teacher=tiny_model(seed=1), **options)
+    with pytest.raises(ValueError, match=r"teacher: 'LLM2VecGen-.*' there, 'LLM2VecGen-.*' now"):
+        train(data, tmp_path, teacher=tiny_model(seed=2), **options)
 
 
 def test_other_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:

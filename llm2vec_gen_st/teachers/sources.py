@@ -112,6 +112,18 @@ def load_teacher(teacher: str | SentenceTransformer, backbone: Backbone | None =
     return SentenceTransformerTeacher(SentenceTransformer(source), teacher)
 
 
+def teacher_name(teacher: str | SentenceTransformer) -> str:
+    """What a teacher is called where a run is recorded: by its name, or by its class and what is in it.
+
+    Args:
+        teacher: A name, or a loaded SentenceTransformer.
+    """
+    if isinstance(teacher, str):
+        return teacher
+    made = SentenceTransformerTeacher(teacher, type(teacher).__name__)
+    return f"{type(teacher).__name__}-{hashlib.sha256(made.key.encode()).hexdigest()[:12]}"
+
+
 def _weights_key(model: torch.nn.Module) -> str:
     """Identifies weights in any dtype, so that neither other weights nor another dtype share cached embeddings."""
     digest = hashlib.sha256()

@@ -176,8 +176,7 @@ def run_grid(
     base_id = base.reference.id if isinstance(base, Backbone) else base
     reference = resolve(recipe, base=base_id, teacher=teacher, overrides=overrides)
     grid = points(reference, axes)
-    rows = load_rows(data, reference, partial=partial)
-    held = split_held_out(rows, reference)[1]
+    held = split_held_out(load_rows(data, reference, partial=partial), reference)[1]
     if len(held) < 2:
         raise ValueError("A grid is scored on held-out queries: set held_out, and give at least ten rows.")
     backbones: dict[str, Backbone] = {}
@@ -185,7 +184,9 @@ def run_grid(
     for point in grid:
         if point.run in scores:
             continue
-        record = json.loads(json.dumps(describe(point.recipe, point.recipe.teacher, rows, None)))
+        # Hard negatives are rows of some recipes only.
+        own_rows = load_rows(data, point.recipe, partial=partial)
+        record = json.loads(json.dumps(describe(point.recipe, point.recipe.teacher, own_rows, None)))
         place = output / "results" / f"{point.run}.json"
         kept = read_json_object(place) if place.is_file() else {}
         if kept.get("record") == record and kept.get("tasks") == list(tasks):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,8 +25,12 @@ RUN_FOLDER = "training"
 RECORD_FILE = "recipe.json"
 
 
-def claim(run: Path, recipe: Recipe, teacher: str | None, rows: Dataset, start: str | Path | None) -> None:
-    """Record what a run is, and refuse a folder that holds another one.
+@contextmanager
+def claimed(run: Path, recipe: Recipe, teacher: str | None, rows: Dataset, start: str | Path | None) -> Iterator[None]:
+    """A block that makes a run; records what the run is, and refuses a folder that holds another one.
+
+    If the block fails before anything has come of it, such as by a name that is not known, so does the record go: the
+    same folder takes the corrected call.
 
     Args:
         run: The run's folder.
@@ -36,13 +42,21 @@ def claim(run: Path, recipe: Recipe, teacher: str | None, rows: Dataset, start: 
     Raises:
         ValueError: If the folder holds another run; names what differs.
     """
+    record = run / RECORD_FILE
+    new = not record.exists()
     # A run that was recorded before a field existed is one with that field's default.
     unsaid = {"recipe": _defaults(), "processes": 1}
-    manifests.claim(run / RECORD_FILE, describe(recipe, teacher, rows, start), holds="a training run", unsaid=unsaid)
+    manifests.claim(record, describe(recipe, teacher, rows, start), holds="a training run", unsaid=unsaid)
+    try:
+        yield
+    except BaseException:
+        if new and list(run.iterdir()) == [record]:
+            record.unlink(missing_ok=True)
+        raise
 
 
 def describe(recipe: Recipe, teacher: str | None, rows: Dataset, start: str | Path | None) -> dict[str, Any]:
-    """The record of a run, see :func:`read_record`; arguments as in :func:`claim`."""
+    """The record of a run, see :func:`read_record`; arguments as in :func:`claimed`."""
     columns = ["query", "response", *(column for column in NEGATIVES if column in rows.column_names)]
     texts = json.dumps([list(rows[column]) for column in columns]).encode("utf-8", "backslashreplace")
     if LABEL in rows.column_names:

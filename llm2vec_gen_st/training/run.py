@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,6 +24,7 @@ from llm2vec_gen_st.losses import LLM2VecGenLoss
 from llm2vec_gen_st.model import LLM2VecGen
 from llm2vec_gen_st.modules.lora import lora_parameters, lora_removed_on_failure
 from llm2vec_gen_st.modules.truncation import warn_once_if_cut
+from llm2vec_gen_st.teachers import teacher_name
 from llm2vec_gen_st.training.collator import StudentCollator
 from llm2vec_gen_st.training.data import LABEL, NEGATIVES, load_rows, split_held_out, student_rows
 from llm2vec_gen_st.training.evaluation import ResponseRetrievalEvaluator, held_out_evaluators
@@ -36,7 +37,7 @@ from llm2vec_gen_st.training.processes import (
     wait_for_all,
 )
 from llm2vec_gen_st.training.recipes import Recipe, resolve
-from llm2vec_gen_st.training.record import RUN_FOLDER, claim
+from llm2vec_gen_st.training.record import RUN_FOLDER, claimed
 from llm2vec_gen_st.training.report import write_log
 from llm2vec_gen_st.training.stages import RECONSTRUCTION, WHOLE, select_trainable, stages
 from llm2vec_gen_st.training.teaching import Targets, with_targets
@@ -136,23 +137,43 @@ def train(
     progress = progress and is_main()
     output = Path(output_dir)
     run = output / RUN_FOLDER
-    called = taught_by if isinstance(taught_by, str) or taught_by is None else type(taught_by).__name__
-    claim(run, chosen, called, rows, start)
+    settings = _Settings(progress, report_to, evaluators, dict(trainer_arguments or {}))
+    # What the trainer would refuse, it refuses before hours of work.
+    _arguments(chosen, run / CHECKPOINTS, settings, evaluated=False)
+    with claimed(run, chosen, None if taught_by is None else teacher_name(taught_by), rows, start):
+        return _make(
+            output, chosen, rows, base=base, teacher=taught_by, start=start, label_cache=label_cache, settings=settings
+        )
 
+
+def _make(
+    output: Path,
+    chosen: Recipe,
+    rows: Dataset,
+    *,
+    base: str | Backbone | None,
+    teacher: str | SentenceTransformer | None,
+    start: str | Path | None,
+    label_cache: str | Path | None,
+    settings: _Settings,
+) -> LLM2VecGen:
+    """Train and save the student of a recipe that is complete, in a folder that is claimed; returns it."""
+    assert chosen.base is not None
+    run = output / RUN_FOLDER
     backbone = base if isinstance(base, Backbone) else load_backbone(chosen.base, model_kwargs={"dtype": chosen.dtype})
     fit, held = split_held_out(rows, chosen)
     dataset = student_rows(fit, chosen)
     targets: Targets | None = None
     if chosen.align_weight:
         cache = label_cache or run / "labels.sqlite"
-        targets = with_targets(dataset, held, chosen, taught_by, backbone, cache=cache, progress=progress)
+        targets = with_targets(dataset, held, chosen, teacher, backbone, cache=cache, progress=settings.progress)
         dataset = targets.rows
     labels = None if targets is None else targets.labels
     if targets is not None and targets.held_out is not None:
         held_out = held_out_evaluators(held["query"], targets.held_out, chosen.query_prompts)
     else:
         held_out = []
-    settings = _Settings(progress, report_to, [*held_out, *evaluators], dict(trainer_arguments or {}))
+    settings = replace(settings, evaluators=[*held_out, *settings.evaluators])
     # A backbone that the caller gave is the caller's again if anything fails.
     with lora_removed_on_failure(backbone.llm):
         model = _student(backbone, chosen, labels, start)

@@ -98,6 +98,9 @@ def test_further_arguments_reach_the_host_and_leave_the_recipe_alone(tmp_path: P
     )
     with pytest.raises(ValueError, match=r"\['learning_rate', 'seed'\] are decided by the recipe"):
         train(rows(), tmp_path / "b", trainer_arguments={"seed": 1, "learning_rate": 1.0}, **options)
+    with pytest.raises(TypeError, match="no_such_argument"):
+        train(rows(), tmp_path / "b", trainer_arguments={"no_such_argument": 1}, **options)
+    assert not (tmp_path / "b").exists(), "refused before the folder is taken"
 
 
 @pytest.mark.skipif(torch.__version__.startswith("2.6."), reason="torch 2.6 cannot trace the host's wrapper of an LLM")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from llm2vec_gen_st.testing import saved_base, tiny_backbone
 from llm2vec_gen_st.training import Recipe
 from llm2vec_gen_st.training import grid as grid_module
 from llm2vec_gen_st.training.grid import DISTANCE, OWN, RECONSTRUCTION, TAUGHT, points, run_grid
+
+from .tiny import with_negatives
 
 SUBJECTS, VERBS = ["bears", "bees", "rivers", "seals", "flowers", "mountains"], ["make", "carry", "hunt", "live on"]
 OBJECTS = ["honey", "water", "ice"]
@@ -144,6 +147,27 @@ def test_finished_runs_are_kept_and_a_broken_one_goes_on(
     assert again["reference"] == found["reference"]
     with pytest.raises(ValueError, match=r"max_steps: .* there, 3 now"):
         run_grid(data(), folder, AXES, base=learner(), recipe=SMALL, progress=False, max_steps=3)
+
+
+def test_finished_runs_are_known_again_by_hard_negatives_and_a_relative_base(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved_base(tmp_path / "base")
+    monkeypatch.chdir(tmp_path)
+    negatives = with_negatives(data()).remove_columns("negative_label")
+    small = replace(SMALL, base=None, recon_steps=0, max_steps=1)
+    axes = {"margin_weight": ["1.0"]}
+    found = run_grid(negatives, "out", axes, base="base", recipe=small, progress=False)
+    for result in (tmp_path / "out" / "results").iterdir():
+        result.unlink()
+
+    def never(*args: Any, **options: Any) -> Any:
+        raise AssertionError("a finished run was trained again")
+
+    monkeypatch.setattr(grid_module, "train", never)
+    for base in ("base", str(tmp_path / "base")):
+        again = run_grid(negatives, "out", axes, base=base, recipe=small, progress=False)
+        assert [row.scores for row in again] == [pytest.approx(row.scores) for row in found]
 
 
 def test_the_llm_is_plain_behind_a_grid_with_lora(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from llm2vec_gen_st.backbone import recorded_id
 from llm2vec_gen_st.training.recipes.reading import load_recipe, shipped_names
 from llm2vec_gen_st.training.recipes.recipe import SUFFIX_TEXT, Recipe
 
@@ -85,7 +86,7 @@ def resolve(
         overrides: Fields to replace.
 
     Returns:
-        The recipe, its base named.
+        The recipe, its base named; a directory by its whole path.
 
     Raises:
         ValueError: If there is no such recipe or field, or nothing names a base.
@@ -97,7 +98,7 @@ def resolve(
     if not isinstance(recipe, Recipe):
         recipe = load_recipe(recipe or (recipe_for(base) if base is not None else DEFAULT))
     recipe = recipe.with_overrides(overrides or {})
-    recipe = replace(recipe, base=base or recipe.base, teacher=teacher or recipe.teacher)
-    if recipe.base is None:
+    named = base or recipe.base
+    if named is None:
         raise ValueError("Neither the call nor the recipe names a base model; pass base.")
-    return recipe
+    return replace(recipe, base=recorded_id(named), teacher=teacher or recipe.teacher)
