@@ -109,6 +109,19 @@ def named_options(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, An
     return {**dict(zip(_ENCODE_OPTIONS, args, strict=False)), **kwargs}
 
 
+def check_batch_size(batch_size: int) -> None:
+    """Refuse a batch size at which nothing would be encoded.
+
+    Args:
+        batch_size: Texts run at once.
+
+    Raises:
+        ValueError: If it is below 1.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size}; it must be at least 1.")
+
+
 def check_finite(found: Any) -> None:
     """Refuse vectors that hold infinities or NaNs.
 

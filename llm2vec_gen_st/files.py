@@ -112,7 +112,7 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
                 continue
             try:
                 row = json.loads(line)
-            except json.JSONDecodeError as error:
+            except (ValueError, RecursionError) as error:
                 raise ValueError(f"{path}, line {number}: not valid JSON ({error}).") from error
             if not isinstance(row, dict):
                 raise ValueError(f"{path}, line {number}: expected a JSON object, found {type(row).__name__}.")

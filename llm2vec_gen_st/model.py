@@ -17,7 +17,7 @@ from typing_extensions import Self
 
 from llm2vec_gen_st.backbone import Backbone, load_backbone, placed_by_loading
 from llm2vec_gen_st.checkpoints.card import host_requirements, student_card
-from llm2vec_gen_st.encoding import as_texts, check_finite, empty_like, in_precision, named_options
+from llm2vec_gen_st.encoding import as_texts, check_batch_size, check_finite, empty_like, in_precision, named_options
 from llm2vec_gen_st.interpret.decode import as_soft_prompts, decode_ids, decoded_texts, is_soft_prompts
 from llm2vec_gen_st.load_options import LoadOptions
 from llm2vec_gen_st.modules import ResponseHead, SuffixTransformer
@@ -101,6 +101,8 @@ class LLM2VecGen(SentenceTransformer):
             raise ValueError(
                 "Give LLM2VecGen a name or path, or ready modules; to start untrained use LLM2VecGen.from_base."
             )
+        if (backend := kwargs.get("backend", "torch")) != "torch":
+            raise ValueError(f"LLM2VecGen runs on torch; there is no backend {backend!r} for it.")
         saved: dict[str, Any] = {}
         with lora_removed_on_failure(backbone.llm if backbone is not None else None):
             if model_name_or_path is not None:
@@ -221,12 +223,14 @@ class LLM2VecGen(SentenceTransformer):
 
         Raises:
             TypeError: If an item is not a string; names its position.
+            ValueError: If ``batch_size`` is below 1.
             FloatingPointError: If an embedding is not finite; names the input's position.
         """
         texts = as_texts(inputs)
         options = named_options(args, kwargs)
         precision = options.pop("precision", None) or "float32"
         output_value = options.get("output_value", "sentence_embedding")
+        check_batch_size(options.get("batch_size", 1))
         with warn_once_if_cut(self.suffix_transformer.text_limit):
             found = super().encode(texts, precision="float32", **options)
         if output_value != "sentence_embedding":
@@ -262,8 +266,10 @@ class LLM2VecGen(SentenceTransformer):
 
         Raises:
             TypeError: If an item is not a string.
+            ValueError: If ``batch_size`` is below 1.
             FloatingPointError: If a soft prompt is not finite.
         """
+        check_batch_size(batch_size)
         texts = as_texts(inputs)
         rows = [texts] if isinstance(texts, str) else texts
         instruction = self._resolve_prompt(prompt, prompt_name)
@@ -308,8 +314,9 @@ class LLM2VecGen(SentenceTransformer):
             N texts.
 
         Raises:
-            ValueError: If the array has another shape, such as a pooled embedding's.
+            ValueError: If the array has another shape, such as a pooled embedding's, or ``batch_size`` is below 1.
         """
+        check_batch_size(batch_size)
         if not is_soft_prompts(soft_prompts):
             soft_prompts = self.encode_soft_prompts(
                 soft_prompts, prompt_name=prompt_name, prompt=prompt, batch_size=batch_size

@@ -6,6 +6,7 @@ import json
 import pickle
 import re
 import shutil
+import warnings
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -496,6 +497,19 @@ def test_a_student_with_further_modules_is_not_exported(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"further modules: Identity$"):
         export_official(model, tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_instructions_that_the_format_has_no_place_for_are_warned_about(tmp_path: Path) -> None:
+    base = load_backbone(str(saved_base(tmp_path / "base")))
+    model = LLM2VecGen.from_base(base, embedding_dim=8, prompts={"query": "ask: "}, device="cpu")
+    with pytest.warns(UserWarning, match="no place for instructions"):
+        export_official(model, tmp_path / "own")
+    usual = LLM2VecGen.from_base(base, embedding_dim=8, device="cpu")
+    with warnings.catch_warnings(action="error"):
+        export_official(usual, tmp_path / "usual")
+    usual.default_prompt_name = "query"
+    with pytest.warns(UserWarning, match="none is its default"):
+        export_official(usual, tmp_path / "usual")
 
 
 def test_a_normalized_student_keeps_its_directions_and_says_so(tmp_path: Path) -> None:

@@ -579,8 +579,14 @@ def test_truncated_width_and_prompts_taken_away_come_back(tmp_path: Path) -> Non
     assert LLM2VecGen(str(tmp_path / "saved"), truncate_dim=8, device="cpu").encode("a").shape == (8,)
 
 
-def test_a_length_that_leaves_no_room_is_refused() -> None:
+def test_a_length_that_leaves_no_room_is_refused(tmp_path: Path) -> None:
     model = tiny_model()
     model.max_seq_length = 8
-    with pytest.raises(ValueError, match="max_seq_length 8 leaves no room for text beside 8 suffix tokens"):
-        model.encode("bees")
+    for act in (lambda: model.encode("bees"), lambda: model.save_pretrained(str(tmp_path / "saved"))):
+        with pytest.raises(ValueError, match="max_seq_length 8 leaves no room for text beside 8 suffix tokens"):
+            act()
+
+
+def test_a_backend_that_it_does_not_run_on_is_refused(saved: Any) -> None:
+    with pytest.raises(ValueError, match="there is no backend 'onnx'"):
+        LLM2VecGen("llm2vec-gen-smollm2-135m", backend="onnx")

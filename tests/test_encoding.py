@@ -392,6 +392,13 @@ def test_unknown_precision_and_option_are_refused(student: LLM2VecGen) -> None:
         student.encode("a", colour="red")
 
 
+@pytest.mark.parametrize("size", [0, -1])
+def test_batch_sizes_at_which_nothing_would_be_encoded_are_refused(student: LLM2VecGen, size: int) -> None:
+    for act in (student.encode, student.encode_query, student.encode_soft_prompts, student.decode):
+        with pytest.raises(ValueError, match=f"batch_size is {size}; it must be at least 1"):
+            act(["bees"], batch_size=size)
+
+
 def _assert_same(found: Any, expected: Any) -> None:
     assert type(found) is type(expected)
     if isinstance(expected, dict):

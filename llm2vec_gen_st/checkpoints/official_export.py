@@ -27,6 +27,7 @@ from llm2vec_gen_st.checkpoints.vocabulary import extended_tokenizer, save_token
 from llm2vec_gen_st.files import write_atomically, write_json
 from llm2vec_gen_st.modules.lora import lora_parameters
 from llm2vec_gen_st.modules.tensors import save_tensors
+from llm2vec_gen_st.prompts import DEFAULT_PROMPTS
 from llm2vec_gen_st.responses.generation import end_of_text_ids
 
 if TYPE_CHECKING:
@@ -36,9 +37,9 @@ if TYPE_CHECKING:
 def export_official(model: LLM2VecGen, directory: str | Path) -> Path:
     """Write a student in the authors' format (the layout of ``McGill-NLP/LLM2Vec-Gen-*``).
 
-    The base model is referred to by its id, not copied. The heads are ``torch.save`` files because the format
-    demands it, in the LLM's dtype as the authors' code expects them. The format knows no normalization: of a student
-    that normalizes its vectors it keeps their directions only, which is said in a warning.
+    The base model is referred to by its id, not copied. The heads are ``torch.save`` files because the format demands
+    it, in float32. What the format cannot say is said in a warning: of a student that normalizes its vectors it keeps
+    their directions only, and instructions of its own are left out.
 
     Args:
         model: The student; neither it nor its tokenizer is changed.
@@ -60,6 +61,12 @@ def export_official(model: LLM2VecGen, directory: str | Path) -> Path:
         warnings.warn(
             "The authors' format cannot say that vectors are normalized: from there they have the same directions, and "
             "so the same cosines, but other lengths.",
+            stacklevel=2,
+        )
+    if model.prompts != DEFAULT_PROMPTS or model.default_prompt_name is not None:
+        warnings.warn(
+            "The authors' format has no place for instructions: from there the student has the usual ones, and none is "
+            "its default. Pass prompts and default_prompt_name where it is loaded.",
             stacklevel=2,
         )
     directory = Path(directory)

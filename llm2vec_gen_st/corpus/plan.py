@@ -120,12 +120,18 @@ def plan_corpus(
         The plan.
 
     Raises:
-        ValueError: If a row has no id or text, an id comes twice, or the folder was begun with another corpus or other
-            settings.
+        ValueError: If a row has no id or text, an id comes twice, or the folder is the corpus's own, or was begun with
+            another corpus or other settings.
     """
     if rows_per_part < 1:
         raise ValueError(f"rows_per_part must be at least 1, got {rows_per_part}.")
-    files = corpus_files(corpus)
+    given = [corpus] if isinstance(corpus, str | Path) else list(corpus)
+    if Path(output_dir).resolve() in (Path(path).resolve() for path in given):
+        raise ValueError(
+            f"{output_dir} is the corpus's own folder, whose files are all read as passages; choose another folder for "
+            "the embeddings."
+        )
+    files = corpus_files(given)
     columns = Columns(id_column, text_column, tuple(keep))
     folder = Path(output_dir)
     asked: dict[str, Any] = {

@@ -129,7 +129,7 @@ def _read_jsonl(path: Path, start: int) -> Iterator[Row]:
 def _object(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         values = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}, line {number}: not valid JSON ({error}).") from error
     if not isinstance(values, dict):
         raise ValueError(f"{path}, line {number}: expected a JSON object, found {type(values).__name__}.")

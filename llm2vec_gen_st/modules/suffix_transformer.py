@@ -237,7 +237,12 @@ class SuffixTransformer(FrozenLLM):
         return written
 
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
-        """Write config and suffix (and LoRA matrices); never the base model."""
+        """Write config and suffix (and LoRA matrices); never the base model.
+
+        Raises:
+            ValueError: If ``max_seq_length`` has been set so low that it could not be loaded again.
+        """
+        _ = self.text_limit
         super().save(output_path)
         save_tensors(Path(output_path) / SUFFIX_FILE, {"suffix": self.suffix})
 

@@ -23,6 +23,7 @@ from llm2vec_gen_st.cli import app
 from llm2vec_gen_st.corpus import encode_corpus, finished_parts
 from llm2vec_gen_st.corpus.plan import plan_corpus
 from llm2vec_gen_st.corpus.reading import Columns, Passages, read_file
+from llm2vec_gen_st.files import read_jsonl
 from llm2vec_gen_st.parts import run_of_parts
 from llm2vec_gen_st.testing import tiny_model
 
@@ -262,6 +263,23 @@ def test_a_corpus_that_has_changed_is_refused_even_if_it_is_as_long(student: LLM
     corpus.write_text(whole)
     encode(student, corpus, folder)
     assert len(rows_of(folder)) == 15
+
+
+def test_json_of_endless_depth_is_named(student: LLM2VecGen, tmp_path: Path) -> None:
+    path = tmp_path / "corpus.jsonl"
+    path.write_text('{"id": "a", "text": "a"}\n{"id": "b", "text": ' + "[" * 100_000, encoding="utf-8")
+    for read in (lambda: encode(student, path, tmp_path / "v"), lambda: list(read_jsonl(path))):
+        with pytest.raises(ValueError, match=r"corpus\.jsonl, line 2: not valid JSON .*recursion"):
+            read()
+
+
+def test_the_corpus_own_folder_is_refused_for_the_embeddings(student: LLM2VecGen, tmp_path: Path) -> None:
+    write_corpus(tmp_path / "corpus.jsonl", ROWS)
+    with pytest.raises(ValueError, match="is the corpus's own folder"):
+        encode(student, tmp_path, tmp_path / "." / ".." / tmp_path.name)
+    assert [path.name for path in tmp_path.iterdir()] == ["corpus.jsonl"]
+    encode(student, tmp_path / "corpus.jsonl", tmp_path)
+    assert len(rows_of(tmp_path)) == len(ROWS)
 
 
 def test_files_that_are_no_corpus_are_refused(student: LLM2VecGen, tmp_path: Path) -> None:
