@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence, Set
+from typing import TYPE_CHECKING
 
-from transformers import PreTrainedTokenizerBase
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 OPENING, CLOSING = "<think>", "</think>"
 """What the LLM's reasoning is written between; neither it nor they belong to an answer."""

@@ -21,8 +21,11 @@ import numpy as np
 import pytest
 from langchain_llm2vec_gen import FaissStore
 from langchain_llm2vec_gen.store import StoreError
+from langchain_llm2vec_gen.store.database import Database
+from langchain_llm2vec_gen.store.vector_index import VectorIndex
 
 from ..forking import server_of_workers
+from . import stores
 
 WORKER = Path(__file__).with_name("store_worker.py")
 INDEXES = ["flat", "hnsw", "IVF2,Flat"]
@@ -218,6 +221,45 @@ def test_a_damaged_index_file_is_built_anew_and_said_so(
         with FaissStore(path) as store:
             check(store, documents)
         assert not caplog.records
+
+
+def test_a_change_that_the_index_cannot_take_over_is_written_once_and_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Raised, the error would have the caller add the same texts again, under new ids."""
+    vectors = stores.normal(12, 8)
+    store = stores.filled(tmp_path / "s", vectors[:8])
+    with monkeypatch.context() as patch:
+        patch.setattr(VectorIndex, "add", _no_memory)
+        store.add_embeddings(["a", "b", "c", "d"], vectors[8:], ids=list("abcd"))
+    assert "could not take over a change (MemoryError" in caplog.text
+    assert len(store.ids()) == 12
+    assert stores.found(store, vectors[9], 1) == ["b"]
+    caplog.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(VectorIndex, "remove", _no_memory)
+        store.delete(["b"])
+    assert "could not take over a change" in caplog.text
+    assert "b" not in stores.found(store, vectors[9], 12)
+    with monkeypatch.context() as patch:
+        patch.setattr(VectorIndex, "add", _no_memory)
+        store.add_embeddings(["e"], vectors[:1], ids=["e"])
+        with pytest.raises(MemoryError):
+            stores.found(store, vectors[0])
+
+
+def _no_memory(*_: Any) -> None:
+    raise MemoryError("no room for vectors")
+
+
+def test_a_file_that_others_have_made_smaller_meanwhile_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(tmp_path / "s", 8)
+    measure = Database._written_bytes
+    larger = iter([8192, 0])
+    monkeypatch.setattr(Database, "_written_bytes", lambda self: measure(self) + next(larger))
+    assert len(FaissStore(tmp_path / "s").ids()) == 8
 
 
 def test_an_older_copy_of_the_index_file_is_not_taken_for_the_new(

@@ -142,14 +142,21 @@ class Database:
 
     def _check_length(self) -> None:
         """Refuse a file that was cut: SQLite would notice only when it comes to the missing pages."""
+        written = self._written_bytes()
+        # Asked in this order: what others have written up to here is in the file if their log is empty.
         if self._log_bytes():
             return
-        pages, size = (self._writer.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
         found = self.path.stat().st_size
-        if found < pages * size:
+        # Unless another process has made the file smaller meanwhile, or written to it again.
+        if found < written == self._written_bytes() and not self._log_bytes():
             raise StoreError(
-                f"{self.path}: damaged; it has {found} bytes where {pages * size} were written. Restore it from a copy."
+                f"{self.path}: damaged; it has {found} bytes where {written} were written. Restore it from a copy."
             )
+
+    def _written_bytes(self) -> int:
+        """Bytes of the file once all that is written is in it."""
+        pages, size = (self._writer.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
+        return int(pages * size)
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

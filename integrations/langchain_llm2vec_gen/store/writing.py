@@ -18,6 +18,8 @@ from langchain_llm2vec_gen.store.transactions import Snapshot, Transaction
 logger = logging.getLogger(__name__)
 
 _UNSAVED_AT_MOST = 20_000
+# What may befall the index once a change is written; raised, it would have the caller write the same documents again.
+_BESIDE_THE_STORE = (OSError, RuntimeError, MemoryError)
 
 
 class Writer:
@@ -68,11 +70,24 @@ class Writer:
                 generation = transaction.next_generation()
                 transaction.remove(replaced, generation)
                 rows = transaction.add(ids, texts, metadatas, vectors)
-            self._follower.follow(Change(generation, rows, vectors, replaced))
+            self._take_over(Change(generation, rows, vectors, replaced))
             self._follower.unsaved += len(rows)
             if self._follower.unsaved - self._failed_at > max(_UNSAVED_AT_MOST, self._count() // 2):
                 self._save_unasked()
         return ids
+
+    def _take_over(self, change: Change | None = None) -> None:
+        """Have the index follow a change; that it cannot is no failure of the change, which is written already."""
+        try:
+            self._follower.follow(change)
+        except _BESIDE_THE_STORE as error:
+            logger.warning(
+                "%s: the index could not take over a change (%s: %s). The change is safe in the store; the next search "
+                "builds the index again.",
+                self._database.path,
+                type(error).__name__,
+                error,
+            )
 
     def _save_unasked(self) -> None:
         """Save the index; that it cannot be saved is no failure of what was asked for, which is written already."""
@@ -80,8 +95,7 @@ class Writer:
             return
         try:
             self.save()
-        except (OSError, RuntimeError, MemoryError, StoreError) as error:
-            # Raised, it would have the caller write the same documents once more.
+        except (*_BESIDE_THE_STORE, StoreError) as error:
             self._failed_at = self._follower.unsaved
             logger.warning(
                 "%s: the index could not be written to its file (%s: %s). All documents are safe in the store, and the "
@@ -134,7 +148,7 @@ class Writer:
                 generation = transaction.next_generation()
                 transaction.remove(rows, generation)
             nothing = np.zeros(0, np.int64), np.zeros((0, 0), np.float32)
-            self._follower.follow(Change(generation, *nothing, removed=rows))
+            self._take_over(Change(generation, *nothing, removed=rows))
 
     def merge(self, other: Database) -> int:
         """Add all documents of another store, all or none.
@@ -171,7 +185,7 @@ class Writer:
                     metadatas = as_json([document.metadata for document in documents], len(documents))
                     transaction.add(ids, [document.text for document in documents], metadatas, vectors)
                     count += len(ids)
-            self._follower.follow()
+            self._take_over()
             self._follower.unsaved += count
         return count
 
