@@ -60,6 +60,7 @@ def test_values_are_those_of_the_layer(shape: tuple[int, ...], bias: bool, dtype
 def test_few_rows_are_multiplied_from_the_other_side(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = nn.Linear(24, 40)
     counts: list[int] = []
+    monkeypatch.setattr(module, "_packed_formats", frozenset)
     monkeypatch.setattr(
         nn.functional, "linear", lambda rows, *_: counts.append(len(rows)) or torch.zeros(len(rows), 40)
     )
@@ -67,6 +68,69 @@ def test_few_rows_are_multiplied_from_the_other_side(monkeypatch: pytest.MonkeyP
         for count in (7, *module._FEW_ROWS, 33):
             layer(torch.randn(count, 24))
     assert counts == [7, 33]
+
+
+packing = pytest.mark.skipif(not module._packed_formats(), reason="torch has no packed products on this machine")
+
+
+@packing
+@pytest.mark.parametrize("count", [1, 8, 33, 300])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", sorted(module._packed_formats(), key=str))
+def test_packed_values_are_those_of_the_layer(count: int, bias: bool, dtype: torch.dtype) -> None:
+    layer = nn.Linear(96, 40, bias=bias, dtype=dtype)
+    inputs = torch.randn(count, 1, 96, dtype=dtype)
+    with torch.inference_mode(), writing(layer):
+        plain = nn.functional.linear(inputs, layer.weight, layer.bias)
+        for _ in range(3):
+            found = layer(inputs)
+        assert layer.forward.packed is not None
+    assert found.is_contiguous()
+    torch.testing.assert_close(found, plain, atol=1e-5 if dtype == torch.float32 else 2e-2, rtol=0)
+
+
+@packing
+def test_layers_are_packed_when_they_are_used_again() -> None:
+    layer = nn.Linear(24, 40)
+    rows = torch.randn(3, 24)
+    with torch.inference_mode(), writing(layer):
+        layer(rows)
+        assert layer.forward.packed is None
+        layer(rows)
+        assert layer.forward.packed is not None
+
+
+@packing
+def test_weights_changed_between_two_writings_count() -> None:
+    layer = nn.Linear(24, 40)
+    rows = torch.randn(3, 24)
+    with torch.inference_mode():
+        for _ in range(2):
+            layer.weight.mul_(2)
+            with writing(layer):
+                layer(rows)
+                torch.testing.assert_close(layer(rows), nn.functional.linear(rows, layer.weight, layer.bias))
+
+
+@packing
+def test_gradients_go_through_layers_that_are_packed() -> None:
+    layer = nn.Linear(24, 40)
+    rows = torch.randn(3, 24, requires_grad=True)
+    with writing(layer):
+        with torch.inference_mode():
+            layer(torch.randn(3, 24)), layer(torch.randn(3, 24))
+        assert layer.forward.packed is not None
+        layer(rows).sum().backward()
+    torch.testing.assert_close(rows.grad, layer.weight.sum(dim=0).expand(3, 24).detach())
+
+
+def test_large_llms_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = nn.Sequential(nn.Linear(24, 24, bias=False), nn.Linear(24, 24, bias=False))
+    monkeypatch.setattr(module, "_COPIES_AT_MOST", 2 * 24 * 24 * 4 - 1)
+    with torch.inference_mode(), writing(layers):
+        for _ in range(3):
+            layers(torch.randn(3, 24))
+        assert [layer.forward.packed for layer in layers] == [None, None]
 
 
 def test_layers_are_as_before_after_an_error(backbone: Backbone) -> None:
