@@ -1,11 +1,10 @@
-"""Linear layers of SmolLM2-135M for few rows, as in generation: x @ W.T beside W @ x.T, turn by turn.
+"""Linear layers of SmolLM2-135M by torch, by oneDNN, and by oneDNN on weights in its own layout, turn by turn.
 
     python benchmarks/speed/few_rows.py
     python benchmarks/speed/few_rows.py --dtype bfloat16
 
-As many matrices of each shape as do not fit into the caches take turns, as the layers of an LLM do. A second thread on
-the machine, or another library for matrix products, may change the picture: run it before you trust the bounds of
-``llm2vec_gen_st/writing.py`` elsewhere.
+As many matrices of each shape as do not fit into the caches take turns, as the layers of an LLM do. Few rows are those
+of generation and short queries, many those of batches. Run it before you trust ``llm2vec_gen_st/products.py`` elsewhere.
 """
 
 from __future__ import annotations
@@ -21,6 +20,8 @@ from rich.table import Table
 from torch import nn
 from tqdm import tqdm
 
+from llm2vec_gen_st.products import multiply_onednn, onednn_formats, packed
+
 # Of SmolLM2-135M: name, outputs, inputs, number in the LLM.
 LAYERS = (
     ("q, o", 576, 576, 60),
@@ -29,18 +30,13 @@ LAYERS = (
     ("down", 576, 1536, 30),
     ("LM head", 49152, 576, 1),
 )
-ROWS = (1, 2, 4, 8, 12, 15, 16, 24, 32, 40, 64)
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 512)
 BYTES_AT_LEAST = 100_000_000
 
 
 def linear(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """The rows from the left, as torch's linear layers do."""
+    """As torch's linear layers do."""
     return nn.functional.linear(rows, weight)
-
-
-def other_side(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """The weight from the left, and the result laid out as the other's."""
-    return torch.mm(weight, rows.t()).t().contiguous()
 
 
 def seconds(
@@ -62,28 +58,32 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     dtype = getattr(torch, given.dtype)
-    ways = (linear, other_side)
-    total = {(count, way): 0.0 for count in ROWS for way in ways}
-    table = Table("rows", *[name for name, *_ in LAYERS], "all layers, ms", "all layers, speed", title=given.dtype)
-    speeds: dict[tuple[int, str], float] = {}
+    if dtype not in onednn_formats():
+        parser.error(f"torch has no packed products of {given.dtype} on this machine")
+    names = ("torch", "oneDNN", "oneDNN, packed")
+    total = {(count, way): 0.0 for count in ROWS for way in names}
+    speeds: dict[tuple[int, str], str] = {}
     for name, outputs, inputs, number in tqdm(LAYERS, desc="shapes"):
         size = outputs * inputs * dtype.itemsize
         weights = [torch.randn(outputs, inputs, dtype=dtype) for _ in range(max(2, BYTES_AT_LEAST // size))]
+        copies = [packed(weight, 16) for weight in weights]
+        ways = ((linear, weights), (multiply_onednn, weights), (multiply_onednn, copies))
         for count in ROWS:
             rows = torch.randn(count, inputs, dtype=dtype)
-            times = [[seconds(way, rows, weights) for way in ways] for _ in range(given.repeats + 1)][1:]
+            times = [[seconds(way, rows, held) for way, held in ways] for _ in range(given.repeats + 1)][1:]
             found = [median(column) for column in zip(*times, strict=True)]
-            speeds[count, name] = found[0] / found[1]
-            for way, value in zip(ways, found, strict=True):
+            speeds[count, name] = " / ".join(f"{found[0] / other:.2f}" for other in found[1:])
+            for way, value in zip(names, found, strict=True):
                 total[count, way] += number * value
+    table = Table("rows", *[name for name, *_ in LAYERS], "all layers, ms", "all layers, speed", title=given.dtype)
     for count in ROWS:
         table.add_row(
             str(count),
-            *[f"{speeds[count, name]:.2f}" for name, *_ in LAYERS],
-            f"{total[count, linear] * 1e3:.1f} / {total[count, other_side] * 1e3:.1f}",
-            f"{total[count, linear] / total[count, other_side]:.2f}",
+            *[speeds[count, name] for name, *_ in LAYERS],
+            " / ".join(f"{total[count, way] * 1e3:.1f}" for way in names),
+            " / ".join(f"{total[count, 'torch'] / total[count, way]:.2f}" for way in names[1:]),
         )
-    Console(width=110).print(table)
+    Console(width=150).print(table)
 
 
 if __name__ == "__main__":

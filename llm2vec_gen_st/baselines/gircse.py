@@ -46,7 +46,7 @@ class GIRCSELLM(LastTokenLLM):
         """Add ``soft_states`` (B, K, H) and their mean, ``sentence_embedding`` (B, H), in float32 to the features."""
         ids, lengths = features["input_ids"], features["attention_mask"].sum(dim=1)
         equal = not self.attends_to_everything(ids.shape[1] + self.soft_tokens)
-        with self.own_weights():
+        with self.own_pass():
             groups = similar_lengths(lengths.tolist(), self.max_batch_tokens, equal=equal)
             states = in_groups(
                 lambda rows, width: self.soft_states(ids[rows, :width], lengths[rows]), groups, lengths

@@ -71,12 +71,12 @@ class AnswerLoss(nn.Module):
         (features,) = sentence_features
         module = module_of(self.model)
         ids = features["input_ids"]
-        with module.own_weights():
+        with module.own_pass():
             hidden = module.hidden_states(ids, features["attention_mask"].sum(dim=1))
-        predicted = features["pool_mask"][:, 1:].bool()
-        states = hidden[:, :-1][predicted.to(hidden.device)]
-        wanted = ids[:, 1:][predicted].to(hidden.device)
-        total = chunked_cross_entropy(states, wanted, lambda part: lm_logits(module.llm, part).to(part.device))
+            predicted = features["pool_mask"][:, 1:].bool()
+            states = hidden[:, :-1][predicted.to(hidden.device)]
+            wanted = ids[:, 1:][predicted].to(hidden.device)
+            total = chunked_cross_entropy(states, wanted, lambda part: lm_logits(module.llm, part).to(part.device))
         return total / max(1, len(wanted))
 
 

@@ -103,12 +103,12 @@ class MaskedNextTokenLoss(nn.Module):
         module = module_of(self.model)
         vocabulary = len(module.tokenizer)
         corrupted, targets = mask_tokens(ids, mask, self.mask_id, vocabulary, share=self.share, generator=generator)
-        with module.own_weights():
+        with module.own_pass():
             hidden = module.hidden_states(corrupted, mask.sum(dim=1))
-        predicted = targets[:, 1:] != _IGNORED
-        states = hidden[:, :-1][predicted.to(hidden.device)]
-        wanted = targets[:, 1:][predicted].to(hidden.device)
-        total = chunked_cross_entropy(states, wanted, lambda part: lm_logits(module.llm, part).to(part.device))
+            predicted = targets[:, 1:] != _IGNORED
+            states = hidden[:, :-1][predicted.to(hidden.device)]
+            wanted = targets[:, 1:][predicted].to(hidden.device)
+            total = chunked_cross_entropy(states, wanted, lambda part: lm_logits(module.llm, part).to(part.device))
         return total / max(1, len(wanted))
 
 

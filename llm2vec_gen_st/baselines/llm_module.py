@@ -126,7 +126,7 @@ class LLMModule(FrozenLLM):
             weights = pool[rows, :width, None].to(hidden)
             return (hidden * weights).sum(dim=1) / weights.sum(dim=1)
 
-        with self.own_weights():
+        with self.own_pass():
             learning = torch.is_grad_enabled()
             budget = self.max_batch_tokens if learning else tokens_at_once(ids.device, self.max_batch_tokens)
             groups = similar_lengths(lengths.tolist(), budget)
@@ -145,7 +145,7 @@ class LLMModule(FrozenLLM):
 
     def pass_state(self) -> AbstractContextManager[Any]:
         """A block in which the LLM is as it is while :meth:`hidden_states` run it for this module."""
-        return self.own_weights()
+        return self.own_pass()
 
     def train(self, mode: bool = True) -> Self:
         """Set training mode of this module; the LLM stays in evaluation mode, see :meth:`recomputing`."""

@@ -16,6 +16,7 @@ from llm2vec_gen_st.encoding import as_rows
 from llm2vec_gen_st.modules.groups import similar_lengths
 from llm2vec_gen_st.modules.lora import lora_enabled
 from llm2vec_gen_st.modules.truncation import count_cut, warn_once_if_cut
+from llm2vec_gen_st.products import quick_products
 
 if TYPE_CHECKING:
     from llm2vec_gen_st.model import LLM2VecGen
@@ -62,7 +63,8 @@ def hidden_states(llm: PreTrainedModel, rows: torch.Tensor, layer: int) -> torch
     """
     number = resolved_layer(llm, layer)
     if number == resolved_layer(llm, -1):
-        last: torch.Tensor = llm.base_model(inputs_embeds=rows, use_cache=False).last_hidden_state
+        with quick_products():
+            last: torch.Tensor = llm.base_model(inputs_embeds=rows, use_cache=False).last_hidden_state
         return last
     # What goes into the next layer. The host's own list of layers to keep has come to count from the input only lately.
     caught: list[torch.Tensor] = []
@@ -74,7 +76,8 @@ def hidden_states(llm: PreTrainedModel, rows: torch.Tensor, layer: int) -> torch
 
     hook = decoder_layers(llm.base_model)[number].register_forward_pre_hook(catch, with_kwargs=True)
     try:
-        llm.base_model(inputs_embeds=rows, use_cache=False)
+        with quick_products():
+            llm.base_model(inputs_embeds=rows, use_cache=False)
     finally:
         hook.remove()
     (states,) = caught

@@ -13,6 +13,7 @@ from llm2vec_gen_st.backbone import decoder_layers, embedding_weight
 from llm2vec_gen_st.losses.cross_entropy import chunked_cross_entropy, lm_logits
 from llm2vec_gen_st.modules.attention import quick_backward
 from llm2vec_gen_st.modules.groups import similar_lengths, tokens_at_once
+from llm2vec_gen_st.products import quick_products
 
 GROUP_TOKENS = 2048
 """Tokens whose activations exist at once on an accelerator."""
@@ -100,7 +101,7 @@ def reconstruction_loss(
     ]
     learning = soft_prompt.requires_grad and torch.is_grad_enabled()
     # Around the groups' backward passes too: layers that compute their activations again do so there.
-    with quick_backward(embedding_weight(llm)):
+    with quick_backward(embedding_weight(llm)), quick_products():
         total: torch.Tensor = _GroupedLoss.apply(soft_prompt, loss_of, groups, learning)
     # Nothing to predict is no loss.
     return total / ((sum(lengths) if tokens is None else tokens) or 1)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,6 +20,7 @@ from llm2vec_gen_st.load_options import LoadOptions
 from llm2vec_gen_st.modules.config import check_fields, find_file, read_json_object
 from llm2vec_gen_st.modules.lora import add_lora, load_lora, lora_enabled, lora_parameters
 from llm2vec_gen_st.modules.tensors import CheckpointError, load_tensors, save_tensors
+from llm2vec_gen_st.products import prepare_products, quick_products
 from llm2vec_gen_st.text import TextTokenizer
 
 LORA_FILE = "lora.safetensors"
@@ -60,6 +62,7 @@ class FrozenLLM(InputModule):
         self.tokenizer = backbone.tokenizer
         self.text_tokenizer = TextTokenizer(backbone.tokenizer)
         self.llm: PreTrainedModel = backbone.llm
+        prepare_products(self.llm)
         self.lora = lora
         if lora is not None:
             add_lora(self.llm, lora)
@@ -75,9 +78,11 @@ class FrozenLLM(InputModule):
         self.llm.eval()
         return self
 
-    def own_weights(self) -> Any:
-        """A block in which the LLM carries this module's LoRA weights if it has any, and else none."""
-        return lora_enabled(self.llm, self.lora is not None)
+    @contextmanager
+    def own_pass(self) -> Iterator[None]:
+        """A block for this module's pass: the LLM carries the module's LoRA weights or none, and multiplies quickly."""
+        with lora_enabled(self.llm, self.lora is not None), quick_products():
+            yield
 
     def attends_to_everything(self, width: int) -> bool:
         """Whether every layer sees all positions before it, so that padding inside a cache shifts nothing.

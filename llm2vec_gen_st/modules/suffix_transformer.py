@@ -134,7 +134,7 @@ class SuffixTransformer(FrozenLLM):
             The features; ``token_embeddings`` are the compression states too, with a mask of ones.
         """
         ids, lengths = features["input_ids"], features["attention_mask"].sum(dim=1)
-        with self.own_weights():
+        with self.own_pass():
             states = self._states_in_groups(ids, lengths)
         features["compression_states"] = features["token_embeddings"] = states.float()
         features["attention_mask"] = features["attention_mask"].new_ones(states.shape[:2])

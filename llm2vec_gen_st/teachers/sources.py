@@ -15,6 +15,7 @@ from sentence_transformers import SentenceTransformer
 
 from llm2vec_gen_st.backbone import Backbone, embedding_weight
 from llm2vec_gen_st.modules.suffix_transformer import pad_right
+from llm2vec_gen_st.products import prepare_products, quick_products
 from llm2vec_gen_st.prompts import DOCUMENT
 from llm2vec_gen_st.text import TextTokenizer
 
@@ -66,6 +67,7 @@ class SelfTeacher:
 
     def __init__(self, backbone: Backbone, max_tokens: int = 512) -> None:
         self.backbone = backbone
+        prepare_products(backbone.llm)
         self.max_tokens = max_tokens
         self._plain = TextTokenizer(backbone.tokenizer)
         self._instruction = self._plain.ids(DOCUMENT).ids
@@ -77,7 +79,8 @@ class SelfTeacher:
         rows = [self._plain.ids(text, self.max_tokens, add_special_tokens=False).ids for text in texts]
         batch = pad_right([[*self._instruction, *(row or self._instruction[-1:])] for row in rows])
         ids = batch["input_ids"].to(embedding_weight(self.backbone.llm).device)
-        hidden = self.backbone.llm.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        with quick_products():
+            hidden = self.backbone.llm.base_model(input_ids=ids, use_cache=False).last_hidden_state
         mask = batch["attention_mask"].to(hidden.device)
         mask[:, : len(self._instruction)] = 0
         weights = mask[..., None].to(torch.float32)

@@ -327,7 +327,7 @@ def test_inbedder_learns_to_answer(tmp_path: Path) -> None:
         right = []
         for row in qa_rows(HELD_OUT):
             laid_out = module.answered(row["text"], row["question"], row["answer"], 64)
-            with torch.no_grad(), module.own_weights():
+            with torch.no_grad(), module.own_pass():
                 logits = module.llm(torch.tensor([laid_out.ids]), use_cache=False).logits[0]
             places = range(laid_out.first, laid_out.stop)
             right += [int(logits[place - 1].argmax()) == laid_out.ids[place] for place in places]
