@@ -159,7 +159,7 @@ class _FrozenProduct(torch.autograd.Function):
         return multiply_onednn(rows, weight, bias)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         (weight,) = ctx.saved_tensors
         return multiply_onednn(gradients[0].contiguous(), weight.t()), None, None

@@ -4,7 +4,8 @@
     python benchmarks/speed/few_rows.py --dtype bfloat16
 
 As many matrices of each shape as do not fit into the caches take turns, as the layers of an LLM do. Few rows are those
-of generation and short queries, many those of batches. Run it before you trust ``llm2vec_gen_st/products.py`` elsewhere.
+of generation and short queries, many those of batches. Run it before you trust
+``llm2vec_gen_st/products.py`` elsewhere.
 """
 
 from __future__ import annotations
