@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Normalize
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from serving import measured, serve
 
@@ -86,6 +87,9 @@ def prepare_step(
 ) -> dict[str, Any]:
     """Take a batch, given as token ids, and make loss and optimizer."""
     model = _state["model"]
+    # The authors' format ends at the heads: without this, two alignment losses would be of different vectors.
+    if isinstance(model[-1], Normalize):
+        del model[-1]
     _state["batch"] = [pad_right(query), pad_right(response)]
     _state["teacher"] = torch.tensor(teacher)
     if checkpointing:
