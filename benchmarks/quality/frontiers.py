@@ -61,7 +61,7 @@ class Bench:
     """
 
     def __init__(self, data: Path, size: int, distractors: int) -> None:
-        self.backbone: Backbone = load_backbone(SMOLLM2_ID, model_kwargs={"dtype": "bfloat16"})
+        self.backbone: Backbone = load_backbone(SMOLLM2_ID)
         random = np.random.default_rng(0)
         mix = read_jsonl(data / "queries" / "train_mix.jsonl.gz")
         held = [row["query"] for row in mix if row["source"] not in SOURCES and len(row["query"]) <= _MAX_CHARACTERS]

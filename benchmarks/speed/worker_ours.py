@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from serving import measured, serve
+from torch import nn
 
 from llm2vec_gen_st import LLM2VecGen
 from llm2vec_gen_st.backbone import SMOLLM2_ID, load_backbone
 from llm2vec_gen_st.checkpoints import export_official
 from llm2vec_gen_st.losses import LLM2VecGenLoss
 from llm2vec_gen_st.modules.suffix_transformer import pad_right
+from llm2vec_gen_st.products import multiply_onednn, onednn_formats, packed
 
 STUDENT = "llm2vec-gen-smollm2-135m"
 _state: dict[str, Any] = {}
@@ -70,15 +73,24 @@ def token_counts(texts: list[str]) -> dict[str, Any]:
 
 
 def matmul_peak(dtype: str, sizes: list[int], seconds: float) -> dict[str, Any]:
-    """The rate of products of square matrices, in GFLOP/s, at the best of some sizes, each kept up for a while."""
+    """The rate of products of square matrices, in GFLOP/s: the best of torch's and oneDNN's at some sizes.
+
+    Each is kept up for a while.
+    """
+    number_format = getattr(torch, dtype)
     best = 0.0
     for size in sizes:
-        left, right = (torch.randn(size, size).to(getattr(torch, dtype)) for _ in range(2))
-        done, start = 0, time.perf_counter()
-        while time.perf_counter() - start < seconds:
-            left @ right
-            done += 1
-        best = max(best, 2 * size**3 * done / (time.perf_counter() - start) / 1e9)
+        rows, weight = (torch.randn(size, size).to(number_format) for _ in range(2))
+        ways: list[tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], torch.Tensor]]
+        ways = [(nn.functional.linear, weight)]
+        if number_format in onednn_formats():
+            ways += [(multiply_onednn, weight), (multiply_onednn, packed(weight, size))]
+        for multiply, held in ways:
+            done, start = 0, time.perf_counter()
+            while time.perf_counter() - start < seconds:
+                multiply(rows, held)
+                done += 1
+            best = max(best, 2 * size**3 * done / (time.perf_counter() - start) / 1e9)
     return {"gflops": best}
 
 
